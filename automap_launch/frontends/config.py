@@ -1,0 +1,32 @@
+"""The config group `frontend`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from automap_launch.units import parse_bytes, parse_duration
+
+WORLDS = ("single", "real")
+
+
+@dataclass
+class FrontendConfig:
+    """How the train step is found, and what the script sees of the cluster.
+
+    Attributes:
+      step: name of the step's function (`train_step`, `Trainer.step`); null: found by itself.
+      world: `single`: the script sees one device, as it was written for. `real`: it sees all.
+      materialize_limit: arrays above this size stay abstract while capturing, and are created in place when running.
+      capture_timeout: the step must be found within this time.
+    """
+
+    step: str | None = None
+    world: str = "single"
+    materialize_limit: str = "16MiB"
+    capture_timeout: str = "10m"
+
+    def __post_init__(self) -> None:
+        if self.world not in WORLDS:
+            raise ValueError(f"frontend.world is one of {', '.join(WORLDS)}, got {self.world!r}")
+        parse_bytes(self.materialize_limit)
+        parse_duration(self.capture_timeout)

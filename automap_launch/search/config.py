@@ -1,0 +1,84 @@
+"""The config group `search`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from automap_launch.units import parse_duration
+
+METHODS = ("dqn", "random", "heuristic")
+
+
+@dataclass
+class PinConfig:
+    """Decisions that the user takes himself; the search keeps to them. Null: free.
+
+    Attributes:
+      data, model: sizes of the mesh axes.
+      storage: `none`, `optimizer` or `state` (ZeRO).
+      stages, micro_batches, schedule: of the pipeline.
+      groups: by the path of one of a group's parameters, the axis that shards it (`model`), or null for none.
+    """
+
+    data: int | None = None
+    model: int | None = None
+    storage: str | None = None
+    stages: int | None = None
+    micro_batches: int | None = None
+    schedule: str | None = None
+    groups: dict[str, str | None] = field(default_factory=dict)
+
+
+@dataclass
+class AgentConfig:
+    """The DQN. See `search/agent.py` for what each one does."""
+
+    hidden: int = 128
+    learning_rate: float = 1e-3
+    discount: float = 1.0
+    n_step: int = 3
+    batch_size: int = 64
+    replay_capacity: int = 20_000
+    learning_starts: int = 200
+    target_interval: int = 100
+    epsilon_start: float = 0.9
+    epsilon_end: float = 0.05
+    epsilon_fraction: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.epsilon_end <= self.epsilon_start <= 1:
+            raise ValueError(
+                "search.agent needs 0 <= epsilon_end <= epsilon_start <= 1, "
+                f"got {self.epsilon_end} and {self.epsilon_start}"
+            )
+
+
+@dataclass
+class SearchConfig:
+    """How a plan is looked for.
+
+    Attributes:
+      method: `dqn`, `random`, or `heuristic` (the baselines alone).
+      budget: the search ends after this time at the latest.
+      patience: it ends early when the best has not moved for this share of the budget.
+      max_evaluations: it ends after this many evaluated plans; with it the result depends on `seed` alone.
+      memory_fraction: the share of a device's memory that a plan may use.
+    """
+
+    method: str = "dqn"
+    budget: str = "2h"
+    patience: float = 0.2
+    max_evaluations: int | None = None
+    seed: int = 0
+    memory_fraction: float = 0.9
+    pin: PinConfig = field(default_factory=PinConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"search.method is one of {', '.join(METHODS)}, got {self.method!r}")
+        parse_duration(self.budget)
+        if not 0 < self.patience <= 1:
+            raise ValueError(f"search.patience is a share of the budget, above 0 and at most 1, got {self.patience}")
+        if not 0 < self.memory_fraction <= 1:
+            raise ValueError(f"search.memory_fraction is above 0 and at most 1, got {self.memory_fraction}")
