@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+
+
+def new_run_folder(parent: str) -> str:
+    """Makes `parent/DATE/TIME` and returns it; a suffix keeps launches of the same second apart.
+
+    `mkdir` of an existing folder fails on every file system, shared ones included, so no two launches get the same
+    folder, on one host or on several.
+    """
+    now = datetime.now()
+    day = Path(parent) / now.strftime("%Y-%m-%d")
+    day.mkdir(parents=True, exist_ok=True)
+    for attempt in itertools.count(1):
+        folder = day / (now.strftime("%H-%M-%S") + (f"_{attempt}" if attempt > 1 else ""))
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return str(folder)
+    raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)
@@ -45,6 +66,10 @@ class RunFolder:
         return self.root / "layout.json"
 
     @property
+    def launch_spec(self) -> Path:
+        return self.root / "launch.json"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
@@ -55,6 +80,11 @@ class RunFolder:
     def rank_log(self, rank: int, attempt: int = 0) -> Path:
         suffix = f".attempt_{attempt}" if attempt else ""
         return self.logs / f"rank_{rank}{suffix}.log"
+
+    def rank_failure(self, rank: int, attempt: int = 0) -> Path:
+        """The last words of a failing worker (`launcher/failure.py`)."""
+        suffix = f".attempt_{attempt}" if attempt else ""
+        return self.logs / f"rank_{rank}{suffix}.failure.json"
 
     def rank_files(self, rank: int) -> Path:
         """Where files that rank `rank` > 0 writes end up: side effects of the script happen once, on rank 0."""
