@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 SCHEMA = 1
+
+PLATFORMS = ("cpu", "cuda", "tpu")
 
 Scope = Literal["device", "host", "network"]
 
@@ -19,8 +21,8 @@ Scope = Literal["device", "host", "network"]
 class Device:
     """One accelerator.
 
-    `peak_flops`: floating-point operations a second by dtype (numpy names: `float32`, `bfloat16`).
-    `memory_bytes`: usable bytes. `memory_bandwidth`: bytes a second.
+    `peak_flops`: floating-point operations a second by dtype (numpy names: `float32`, `bfloat16`); a dtype that is
+    not named runs at the rate of `float32`. `memory_bytes`: usable bytes. `memory_bandwidth`: bytes a second.
     """
 
     name: str
@@ -31,6 +33,9 @@ class Device:
     def __post_init__(self) -> None:
         if "float32" not in self.peak_flops:
             raise ValueError(f"device.peak_flops of {self.name} needs float32, got {sorted(self.peak_flops)}")
+        for dtype, value in self.peak_flops.items():
+            if value <= 0:
+                raise ValueError(f"device.peak_flops.{dtype} of {self.name} is {value}: it must be above 0")
         for what, value in [("memory_bytes", self.memory_bytes), ("memory_bandwidth", self.memory_bandwidth)]:
             if value <= 0:
                 raise ValueError(f"device.{what} of {self.name} is {value}: it must be above 0")
@@ -41,11 +46,37 @@ class Link:
     """Alpha-beta model of a link: a message of n bytes takes `alpha_s + n * beta_s_per_byte` seconds.
 
     `host`: between devices of one host. `network`: between hosts, for each device's share of the host's card.
+    `device`: within one device; it costs nothing where it is not given.
     """
 
     scope: Scope
     alpha_s: float
     beta_s_per_byte: float
+
+    def __post_init__(self) -> None:
+        for what, value in [("alpha_s", self.alpha_s), ("beta_s_per_byte", self.beta_s_per_byte)]:
+            if value < 0:
+                raise ValueError(f"{what} of the link of scope {self.scope} is {value}: it must not be below 0")
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What one rate a device cannot say. All of it optional.
+
+    Attributes:
+      op_seconds: what every operation that is not fused into another costs on top of its work.
+      alone_speedup: how much faster a device is when the others are idle. Above 1 where devices share something:
+        virtual CPU devices share cores.
+    """
+
+    op_seconds: float = 0.0
+    alone_speedup: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.op_seconds < 0:
+            raise ValueError(f"op_seconds is {self.op_seconds}: it must not be below 0")
+        if self.alone_speedup < 1:
+            raise ValueError(f"alone_speedup is {self.alone_speedup}: it must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -58,10 +89,14 @@ class Cluster:
     devices_per_host: int
     device: Device
     links: tuple[Link, ...]
-    curves: dict[str, Any] = field(default_factory=dict)
+    curves: Curves = field(default_factory=Curves)
     source: str = ""
 
     def __post_init__(self) -> None:
+        if self.platform not in PLATFORMS:
+            raise ValueError(
+                f"platform of cluster {self.name} is {self.platform!r}: expected one of {', '.join(PLATFORMS)}"
+            )
         if self.hosts < 1 or self.devices_per_host < 1:
             raise ValueError(
                 f"a cluster has at least one host with one device, got {self.hosts}x{self.devices_per_host}"
@@ -83,6 +118,12 @@ class Cluster:
         """Identifies what a plan's cost depends on; 16 hexadecimal digits. Name and source do not count."""
         record = {k: v for k, v in asdict(self).items() if k not in ("name", "source")}
         return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()[:16]
+
+    def describe(self) -> str:
+        """`v100_4x8 (cuda, 4 hosts x 8 devices)`: as messages name it."""
+        hosts = f"{self.hosts} host" + ("s" if self.hosts > 1 else "")
+        devices = f"{self.devices_per_host} device" + ("s" if self.devices_per_host > 1 else "")
+        return f"{self.name} ({self.platform}, {hosts} x {devices})"
 
     def link(self, scope: Scope) -> Link:
         for link in self.links:
