@@ -1,0 +1,168 @@
+"""The private parts of JAX that the runtime stands on: a StableHLO module as a JAX primitive. Nothing else imports them.
+
+JAX has no public way to call a bare StableHLO module under `jax.jit` (`jax.export` calls only what it exported
+itself), so the module is made a primitive: its abstract evaluation is the module's own function type, its lowering
+merges the module into the one being built and calls it. XLA then partitions it like any other code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+TESTED = ("0.10.2", "0.11")
+
+if not tuple(map(int, TESTED[0].split("."))) <= jax.__version_info__ < (*map(int, TESTED[1].split(".")), 0):
+    raise ImportError(
+        f"automap-launch works with jax from {TESTED[0]} to below {TESTED[1]}, and this is jax {jax.__version__}: "
+        f'install a tested one with `pip install "jax>={TESTED[0]},<{TESTED[1]}"`'
+    )
+
+import numpy as np  # noqa: E402
+from jax._src.interpreters import mlir  # noqa: E402
+from jax._src.lib.mlir import ir  # noqa: E402
+from jax._src.lib.mlir.dialects import func as func_dialect  # noqa: E402
+from jax.extend.core import Primitive  # noqa: E402
+from jax.extend.mlir import deserialize_portable_artifact  # noqa: E402
+
+# Names of MLIR element types that numpy (with ml_dtypes, which JAX registers) calls otherwise.
+_ELEMENT_TYPES = {
+    "i1": "bool",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "complex<f32>": "complex64",
+    "complex<f64>": "complex128",
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Shape and numpy dtype of one argument or result of a module's `main` function."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A portable StableHLO artifact; two are equal when their bytes are.
+
+    Attributes:
+      artifact: the bytes.
+      name: a hint for the function's name in the merged module (profiles show it).
+    """
+
+    artifact: bytes = field(repr=False, compare=False)
+    name: str
+    digest: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", hashlib.sha256(self.artifact).hexdigest())
+
+
+def signature(artifact: bytes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Arguments and results of the artifact's `main` function.
+
+    Raises:
+      ValueError: it is no StableHLO artifact that this version of JAX reads, or has no `main`.
+    """
+    with mlir.make_ir_context():
+        module = _parse(artifact)
+        kind = _function_type(_main(module))
+        return tuple(map(_tensor, kind.inputs)), tuple(map(_tensor, kind.results))
+
+
+def bind(module: Module, outputs: tuple[Tensor, ...], arguments: Sequence[Any]) -> list[Any]:
+    """Calls `module` on traced or concrete arrays, as part of the surrounding `jax.jit`."""
+    return list(_call_module.bind(*arguments, module=module, outputs=outputs))
+
+
+_call_module = Primitive("stablehlo_call")
+_call_module.multiple_results = True
+
+
+@_call_module.def_abstract_eval
+def _abstract_eval(*_: Any, module: Module, outputs: tuple[Tensor, ...]) -> list[Any]:
+    del module
+    return [jax.core.ShapedArray(t.shape, t.dtype) for t in outputs]
+
+
+def _lower(context: Any, *operands: Any, module: Module, outputs: tuple[Tensor, ...]) -> Any:
+    del outputs
+    module_context = context.module_context
+    with module_context.context:
+        callee = _parse(module.artifact)
+        results = list(_function_type(_main(callee)).results)
+        name = mlir.merge_mlir_modules(module_context.module, module.name, callee, module_context.symbol_table)
+        return func_dialect.CallOp(results, ir.FlatSymbolRefAttr.get(name), operands).results
+
+
+mlir.register_lowering(_call_module, _lower)
+
+
+def _parse(artifact: bytes) -> Any:
+    try:
+        module = deserialize_portable_artifact(artifact)
+    except (ValueError, RuntimeError, ir.MLIRError) as error:
+        raise ValueError(
+            f"these {len(artifact)} bytes are no StableHLO artifact that jax {jax.__version__} reads: {error}"
+        ) from error
+    _drop_shardings(module)
+    return module
+
+
+def _drop_shardings(module: Any) -> None:
+    """Removes what the module says about shardings: it was captured on one device, for which all of it is empty.
+
+    Left in, a constraint would name a mesh that the module it is merged into does not have, and XLA crashes on that
+    (`jax.random.key_data` leaves such a constraint behind).
+    """
+    constraints: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        if operation.name == "stablehlo.custom_call" and operation.attributes["call_target_name"].value == "Sharding":
+            constraints.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for operation in constraints:
+        operation.results[0].replace_all_uses_with(operation.operands[0])
+        operation.erase()
+    for operation in list(module.body.operations):
+        if operation.operation.name != "func.func":
+            operation.operation.erase()
+            continue
+        for name in ("arg_attrs", "res_attrs"):
+            if name in operation.attributes:
+                del operation.attributes[name]
+
+
+def _main(module: Any) -> Any:
+    for operation in module.body.operations:
+        if operation.attributes["sym_name"].value == "main":
+            return operation
+    raise ValueError("the StableHLO module has no function `main`")
+
+
+def _function_type(operation: Any) -> Any:
+    return ir.FunctionType(operation.attributes["function_type"].value)
+
+
+def _tensor(kind: Any) -> Tensor:
+    ranked = ir.RankedTensorType(kind)
+    name = str(ranked.element_type)
+    if name in _ELEMENT_TYPES:
+        name = _ELEMENT_TYPES[name]
+    elif name.startswith("ui"):
+        name = "uint" + name[2:]
+    elif name.startswith("i"):
+        name = "int" + name[1:]
+    elif name.startswith("f8"):
+        name = "float8_" + name[2:].lower()
+    return Tensor(tuple(ranked.shape), np.dtype(name))
