@@ -1,0 +1,277 @@
+"""One start of all workers, from the first process to the last one gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from automap_launch.launcher import sessions
+from automap_launch.launcher.environment import worker_environment
+from automap_launch.launcher.failure import FailureRecord, WorkerFailure
+from automap_launch.launcher.feed_reader import EventLines
+from automap_launch.launcher.guardian import Guardian
+from automap_launch.launcher.output import RankLog, TerminalWriter
+from automap_launch.launcher.pipe_reader import PipeReader
+from automap_launch.launcher.processes import Worker, WorkerExited
+from automap_launch.launcher.root_cause import Ending, root_cause
+from automap_launch.launcher.signals import PASSED_ON, SignalReceived
+from automap_launch.launcher.spec import LaunchSpec
+from automap_launch.units import format_seconds
+
+_POLL_SECONDS = 0.05  # while waiting for processes that are not our children
+_KILL_SECONDS = 5.0  # SIGKILL works at once, unless a process hangs in the kernel
+_OUTPUT_SECONDS = 10.0  # for output that was written but not handled yet
+_EVENTS_SECONDS = 30.0  # the same for events
+# `timeout` and some process managers signal both the launcher and its process group: that is one Ctrl-C, not two.
+_SAME_CTRL_C_SECONDS = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _WorkersMet:
+    """Rank 0 has written its first event in this attempt."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended.
+
+    Attributes:
+      failure: None when every worker ended with 0.
+      interrupted: a signal to the launcher ended it.
+      may_restart: nobody has told the launcher to stop, before or after a failure.
+    """
+
+    failure: WorkerFailure | None
+    interrupted: bool
+    may_restart: bool
+
+
+class Attempt:
+    """Starts the workers, watches them, and stops all of them at the first failure or signal."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        *,
+        command: Sequence[str],
+        extra_environment: dict[str, str],
+        grace_seconds: float,
+        on_event: Callable[[dict[str, Any]], None],
+        inbox: queue.SimpleQueue[Any],
+        terminal: TerminalWriter,
+        guardian: Guardian,
+    ) -> None:
+        self._spec = spec
+        self._command = command
+        self._extra = extra_environment
+        self._grace = grace_seconds
+        self._inbox = inbox
+        self._terminal = terminal
+        self._guardian = guardian
+        self._on_event = on_event
+        self._workers: list[Worker] = []
+        self._feed: PipeReader | None = None
+        self._events = EventLines(self._receive_event, terminal.say)
+        self._met = False
+        self._interrupted: SignalReceived | None = None
+        self._told_to_stop = False
+        self._stopped_at: float | None = None
+        self._sent: set[signal.Signals] = set()
+        self._suspended: list[int] = []
+
+    def run(self) -> Outcome:
+        """Returns when no process of the workers is left.
+
+        Raises:
+          OSError: a worker could not be started; those that could have been stopped again.
+        """
+        late: WorkerFailure | None = None
+        try:
+            self._start()
+            late = self._watch()
+        finally:
+            self._stop()
+            self._close()
+        if self._interrupted is not None:
+            signum = self._interrupted.signum
+            failure = WorkerFailure(
+                kind="signal",
+                message=f"the launch was ended by {signum.name}",
+                host=socket.gethostname(),
+                exit_code=128 + signum,
+                signal=signum.name,
+            )
+            return Outcome(failure, interrupted=True, may_restart=False)
+        return Outcome(late or self._root_cause(), interrupted=False, may_restart=not self._told_to_stop)
+
+    def _start(self) -> None:
+        spec, folder = self._spec, self._spec.folder
+        read_end, write_end = os.pipe()
+        self._feed = PipeReader(read_end, self._events.feed, "feed of rank 0")
+        try:
+            for rank in range(spec.processes):
+                log = RankLog(folder.rank_log(rank, spec.attempt), self._terminal.say)
+                feed = write_end if rank == 0 else None
+                worker = Worker(
+                    rank,
+                    command=self._command,
+                    environment=worker_environment(os.environ, spec, rank, self._extra, feed),
+                    output=self._tee(log) if rank == 0 else log.write,
+                    inbox=self._inbox,
+                    feed=feed,
+                )
+                self._workers.append(worker)
+                self._guardian.watch(worker.session)
+                logger.info("started rank %d as process %d", rank, worker.session)
+        finally:
+            os.close(write_end)
+
+    def _watch(self) -> WorkerFailure | None:
+        """Waits for the end of all workers, or for a reason to stop them.
+
+        Returns a failure when the workers did not meet in time.
+        """
+        deadline = time.monotonic() + self._spec.start_timeout_seconds
+        while any(worker.running for worker in self._workers):
+            try:
+                message = self._inbox.get(timeout=None if self._met else max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return self._late()
+            match message:
+                # A message may be left over from the attempt before.
+                case WorkerExited(rank=rank, returncode=returncode) if message is self._workers[rank].exit:
+                    logger.info("rank %d ended with %d", rank, returncode)
+                    if returncode != 0:
+                        self._suspended = [worker.rank for worker in self._workers if worker.is_suspended()]
+                        return None
+                case _WorkersMet(attempt=self._spec.attempt):
+                    self._met = True
+                case SignalReceived(signum=signum):
+                    if signum in PASSED_ON:
+                        self._pass_on(signum)
+                    else:
+                        self._interrupted = message
+                        self._told_to_stop = True
+                        return None
+        return None
+
+    def _stop(self) -> None:
+        """Ends every process: by the first signal, after the grace period by SIGKILL, at once by a Ctrl-C."""
+        clean = self._interrupted is None and all(w.exit and w.exit.returncode == 0 for w in self._workers)
+        if clean and self._wait_until_gone(self._grace):
+            return  # what a script leaves in the background may finish within the grace period
+        if left := self._left():
+            signum = self._interrupted.signum if self._interrupted else signal.SIGTERM
+            self._announce_stop(signum, left)
+            self._stopped_at = time.time()
+            self._send(signum)
+            self._send(signal.SIGCONT)  # a suspended process could not act on it
+            if not self._wait_until_gone(self._grace):
+                self._terminal.say(f"killing what is left of {_ranks(self._left())}")
+                self._send(signal.SIGKILL)
+                if not self._wait_until_gone(_KILL_SECONDS):
+                    self._terminal.say(f"SIGKILL did not end {_ranks(self._left())}: a process hangs in the kernel")
+
+    def _wait_until_gone(self, seconds: float) -> bool:
+        """False when something is left after `seconds`, or the user would not wait that long."""
+        deadline = time.monotonic() + seconds
+        while self._left():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            try:
+                message = self._inbox.get(timeout=min(left, _POLL_SECONDS))
+            except queue.Empty:
+                continue
+            if isinstance(message, SignalReceived):
+                if message.signum in PASSED_ON:
+                    self._pass_on(message.signum)
+                    continue
+                self._told_to_stop = True
+                if self._stopped_at is None:  # the workers are done: only what they left behind is waited for
+                    return False
+                if message.signum == signal.SIGINT and not self._same_ctrl_c(message):
+                    return False
+                if message.signum not in self._sent:
+                    self._send(message.signum)
+        return True
+
+    def _left(self) -> list[int]:
+        """Ranks of which any process still runs."""
+        alive = sessions.members([worker.session for worker in self._workers])
+        return [worker.rank for worker in self._workers if worker.running or alive[worker.session]]
+
+    def _same_ctrl_c(self, message: SignalReceived) -> bool:
+        first = self._interrupted
+        return first is not None and message.time - first.time < _SAME_CTRL_C_SECONDS
+
+    def _send(self, signum: signal.Signals) -> None:
+        self._sent.add(signum)
+        for worker in self._workers:
+            worker.send_to_all(signum)
+
+    def _pass_on(self, signum: signal.Signals) -> None:
+        self._terminal.say(f"passing {signum.name} on to the workers")
+        for worker in self._workers:
+            worker.send_to_worker(signum)
+
+    def _announce_stop(self, signum: signal.Signals, left: Sequence[int]) -> None:
+        reason = f"{signum.name}: " if self._interrupted else ""
+        again = " again" if signum == signal.SIGINT else ""
+        within = format_seconds(self._grace)
+        self._terminal.say(f"{reason}stopping {_ranks(left)}, within {within}; Ctrl-C{again} kills at once")
+
+    def _close(self) -> None:
+        left = self._left()
+        for worker in self._workers:
+            worker.close(_OUTPUT_SECONDS)
+            if worker.rank not in left:  # else the guardian tries once more when we are gone
+                self._guardian.release(worker.session)
+        if self._feed is not None and not self._feed.finish(_EVENTS_SECONDS):
+            self._terminal.say("events of rank 0 were lost: they were not handled in time")
+        self._events.close()
+
+    def _root_cause(self) -> WorkerFailure | None:
+        endings = []
+        for worker in self._workers:
+            if worker.exit is not None:
+                record = FailureRecord.load(self._spec.folder.rank_failure(worker.rank, self._spec.attempt))
+                endings.append(Ending(worker.rank, worker.exit.returncode, worker.exit.time, record))
+        return root_cause(endings, self._stopped_at, self._sent, self._suspended, socket.gethostname())
+
+    def _late(self) -> WorkerFailure:
+        seconds = format_seconds(self._spec.start_timeout_seconds)
+        return WorkerFailure(
+            kind="worker",
+            message=f"the {self._spec.processes} workers had not met after {seconds}",
+            host=socket.gethostname(),
+            exit_code=1,
+            hint="the logs show how far each one came; `launcher.start_timeout` is the limit",
+        )
+
+    def _receive_event(self, record: dict[str, Any]) -> None:
+        if not self._met:
+            self._inbox.put(_WorkersMet(self._spec.attempt))
+        self._on_event(record)
+
+    def _tee(self, log: RankLog) -> Callable[[bytes], None]:
+        def write(data: bytes) -> None:
+            log.write(data)
+            self._terminal.output(data)
+
+        return write
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
