@@ -1,0 +1,159 @@
+"""Everything the front ends take from JAX's private modules, in one place.
+
+Public JAX offers no way to put a trace of one's own under a whole script, nor the flat order in which `jax.jit` passes
+arguments. A new JAX release is admitted by running the tests of `tests/frontends` on it and widening `TESTED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from automap_launch.errors import ConfigError
+
+TESTED = ((0, 10), (0, 11))
+
+
+def _check_version() -> None:
+    version = tuple(int(part) for part in jax.__version__.split(".")[:2])
+    if not TESTED[0] <= version < TESTED[1]:
+        low, high = (".".join(map(str, v)) for v in TESTED)
+        raise ConfigError(
+            f"jax {jax.__version__} is installed, this version of automap-launch works with jax >= {low}, < {high}",
+            hint=f'pip install "jax>={low},<{high}"',
+        )
+
+
+_check_version()
+
+from jax._src import core, source_info_util, tree_util  # noqa: E402
+from jax._src.interpreters import mlir as jax_mlir  # noqa: E402
+from jax._src.lib import _jax, jax_jit  # noqa: E402
+from jax._src.lib.mlir import ir  # noqa: E402
+from jax._src.lib.mlir.dialects import hlo  # noqa: E402
+
+EvalTrace = core.EvalTrace
+Tracer = core.Tracer
+Literal = core.Literal
+ShapedArray = core.ShapedArray
+typeof = core.typeof
+set_current_trace = core.set_current_trace
+
+_own_traces: set[type] = set()
+
+
+def register_top_level_trace(trace_type: type) -> None:
+    """Calls made while a trace of `trace_type` is the current one count as made at top level."""
+    _own_traces.add(trace_type)
+
+
+def at_top_level() -> bool:
+    """Whether no JAX transformation (jit, grad, vmap, ...) is being traced, apart from a trace of our own."""
+    trace = core.trace_ctx.trace
+    return (trace is core.eval_trace or type(trace) in _own_traces) and core.trace_ctx.axis_env is core.top_axis_env
+
+
+def set_base_trace(trace: Any | None) -> None:
+    """Makes `trace` the one under which all threads evaluate eager code; None brings back JAX's own."""
+    chosen = core.eval_trace if trace is None else trace
+    core.trace_state_strong_ref.set_global(chosen)
+    core.trace_state.set_global(chosen._weakref)
+    core.trace_ctx.set_trace(chosen)
+
+
+def evaluating() -> Any:
+    """Context manager: eager code runs on the devices, whatever the current trace."""
+    return core.set_current_trace(core.eval_trace)
+
+
+def flatten_arguments(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """Flat dynamic arguments as the jitted function passes them, and a hashable signature (trees and statics)."""
+    info = jitted._jit_info
+    signature, leaves = jax_jit.parse_arguments(
+        args,
+        tuple(kwargs.values()),
+        tuple(kwargs.keys()),
+        info.static_argnums,
+        info.static_argnames,
+        tree_util.tracing_registry,
+    )
+    return signature, leaves
+
+
+def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Resolved `static_argnums` and `static_argnames` of a jitted function."""
+    return tuple(jitted._jit_info.static_argnums), tuple(jitted._jit_info.static_argnames)
+
+
+def portable_artifact(module: Any) -> bytes:
+    """The StableHLO module as a portable artifact that any StableHLO of the same month or later reads."""
+    target = hlo.get_version_from_compatibility_requirement(hlo.StablehloCompatibilityRequirement.WEEK_4)
+    # Callbacks bring in operations of the `sdy` dialect, which only a mixed artifact can hold.
+    mixed = any(op.operation.name.startswith("sdy.") for op in module.body.operations)
+    return bytes(_jax.mlir.serialize_portable_artifact(module, target, mixed))
+
+
+def operations(module: Any) -> Iterator[Any]:
+    """Operations below `module` in pre-order; the module itself is not among them."""
+    found: list[Any] = []
+
+    def visit(operation: Any) -> Any:
+        found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit, ir.WalkOrder.PRE_ORDER)
+    return iter(found[1:])
+
+
+def module_text(module: Any, elide_above: int | None = None) -> str:
+    """The module as text without locations; constants of more than `elide_above` elements are elided."""
+    return str(module.operation.get_asm(enable_debug_info=False, large_elements_limit=elide_above))
+
+
+def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    """Jaxprs among an equation's parameters: bodies of loops, branches, inner jits."""
+    for value in params.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, core.ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, core.Jaxpr):
+                yield item
+
+
+def any_equation(jaxpr: Any, accept: Callable[[Any], bool]) -> bool:
+    """Whether `accept` holds for an equation of `jaxpr`, or of a jaxpr inside it."""
+    return any(
+        accept(equation) or any(any_equation(inner, accept) for inner in sub_jaxprs(equation.params))
+        for equation in jaxpr.eqns
+    )
+
+
+def name_stack(equation: Any) -> str:
+    """The transformations under which an equation was made, like `transpose(jvp(loss))`."""
+    return str(equation.source_info.name_stack)
+
+
+__all__ = [
+    "EvalTrace",
+    "Literal",
+    "ShapedArray",
+    "Tracer",
+    "any_equation",
+    "at_top_level",
+    "evaluating",
+    "flatten_arguments",
+    "jax_mlir",
+    "module_text",
+    "name_stack",
+    "operations",
+    "portable_artifact",
+    "register_top_level_trace",
+    "set_base_trace",
+    "set_current_trace",
+    "source_info_util",
+    "static_arguments",
+    "sub_jaxprs",
+    "typeof",
+]
