@@ -12,11 +12,13 @@ from jax.sharding import Mesh
 
 from automap_launch.plan.layout import Layout
 from automap_launch.runtime import mesh as meshes
-from automap_launch.runtime.module_function import ModuleFunction
+from automap_launch.runtime.module_function import ModuleFunction, key_implementation
 from automap_launch.runtime.placement import Materialize, is_deferred, place
 from automap_launch.train_step import Argument, Result
 
 Leaves = Sequence[Any]
+
+_WIDE = frozenset({"float64", "int64", "uint64", "complex128"})
 
 
 class Executable:
@@ -44,6 +46,7 @@ class Executable:
         results: Sequence[Result],
         layout: Layout,
         mesh: Mesh,
+        *,
         materialize: Materialize | None = None,
     ) -> None:
         if (len(layout.compute), len(layout.results)) != (len(arguments), len(results)):
@@ -62,7 +65,7 @@ class Executable:
         self._seen: list[Any] = list(self.shardings)
         traced = ModuleFunction(function, arguments, results) if isinstance(function, bytes) else function
         self._jitted = self._jit(traced)
-        self._wide = any(np.dtype(a.dtype).itemsize == 8 for a in (*arguments, *results) if _is_integer_or_float(a))
+        self._wide = not _WIDE.isdisjoint([a.dtype for a in arguments] + [r.dtype for r in results])
 
     def __call__(self, leaves: Leaves) -> list[Any]:
         """Runs one step; returns its flat results, still being computed. `leaves` are placed first where need be."""
@@ -87,11 +90,15 @@ class Executable:
         if len(leaves) != len(self.arguments):
             raise ValueError(f"the step has {len(self.arguments)} arguments, got {len(leaves)}")
         placed = list(leaves)
-        away = [
-            index
-            for index, (leaf, seen) in enumerate(zip(placed, self._seen, strict=True))
-            if getattr(leaf, "sharding", None) is not seen
-        ]
+        if self.mesh.size == 1:
+            # Everything is where it must be; JAX takes numpy values itself, faster than they can be placed here.
+            away = [index for index, leaf in enumerate(placed) if is_deferred(leaf)]
+        else:
+            away = [
+                index
+                for index, (leaf, seen) in enumerate(zip(placed, self._seen, strict=True))
+                if getattr(leaf, "sharding", None) is not seen
+            ]
         deferred = [index for index in away if is_deferred(placed[index])]
         if deferred:
             self._create(placed, deferred)
@@ -124,11 +131,14 @@ class Executable:
             ]
             return traced(*constrained)
 
+        donated = tuple(i for i, a in enumerate(self.arguments) if a.donated)
+        if self.mesh.size == 1:
+            return jax.jit(traced, donate_argnums=donated)
         return jax.jit(
             train_step,
             in_shardings=self.shardings,
             out_shardings=[self._result_sharding(i) for i in range(len(self.results))],
-            donate_argnums=tuple(i for i, a in enumerate(self.arguments) if a.donated),
+            donate_argnums=donated,
         )
 
     def _result_sharding(self, index: int) -> Any:
@@ -140,14 +150,12 @@ class Executable:
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         """64-bit types of the module hold also where the script has not turned them on (another front end's step)."""
         if self._wide and not jax.config.jax_enable_x64:
-            return jax.enable_x64(True)
+            wide: contextlib.AbstractContextManager[Any] = jax.enable_x64(True)
+            return wide
         return contextlib.nullcontext()
 
     @staticmethod
     def _abstract(argument: Argument, sharding: Any) -> Any:
-        dtype = jax.random.key(0).dtype if argument.dtype.startswith("key<") else np.dtype(argument.dtype)
+        implementation = key_implementation(argument.dtype)
+        dtype = jax.random.key(0, impl=implementation).dtype if implementation else np.dtype(argument.dtype)
         return jax.ShapeDtypeStruct(argument.shape, dtype, sharding=sharding)
-
-
-def _is_integer_or_float(tensor: Argument | Result) -> bool:
-    return not tensor.dtype.startswith(("key<", "complex"))

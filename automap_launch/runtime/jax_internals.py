@@ -1,4 +1,4 @@
-"""The private parts of JAX that the runtime stands on: a StableHLO module as a JAX primitive. Nothing else imports them.
+"""The private parts of JAX that the runtime stands on: a StableHLO module as a JAX primitive.
 
 JAX has no public way to call a bare StableHLO module under `jax.jit` (`jax.export` calls only what it exported
 itself), so the module is made a primitive: its abstract evaluation is the module's own function type, its lowering
@@ -87,10 +87,12 @@ _call_module = Primitive("stablehlo_call")
 _call_module.multiple_results = True
 
 
-@_call_module.def_abstract_eval
 def _abstract_eval(*_: Any, module: Module, outputs: tuple[Tensor, ...]) -> list[Any]:
     del module
     return [jax.core.ShapedArray(t.shape, t.dtype) for t in outputs]
+
+
+_call_module.def_abstract_eval(_abstract_eval)
 
 
 def _lower(context: Any, *operands: Any, module: Module, outputs: tuple[Tensor, ...]) -> Any:

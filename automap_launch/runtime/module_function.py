@@ -72,7 +72,7 @@ class ModuleFunction:
         ]
 
 
-def _check(what: str, tensors: Sequence[jax_internals.Tensor], named: Sequence[Argument] | Sequence[Result]) -> None:
+def _check(what: str, tensors: Sequence[jax_internals.Tensor], named: Sequence[Argument | Result]) -> None:
     if len(tensors) != len(named):
         raise ValueError(f"the module has {len(tensors)} {what}s, the step {len(named)}")
     for tensor, item in zip(tensors, named, strict=True):

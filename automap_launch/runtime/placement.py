@@ -69,4 +69,5 @@ def _place_key(leaf: jax.Array, sharding: NamedSharding, dtype: str) -> jax.Arra
 
 @functools.lru_cache(maxsize=1024)
 def _reshard(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda x: x, out_shardings=sharding)
+    moved: Callable[[jax.Array], jax.Array] = jax.jit(lambda x: x, out_shardings=sharding)
+    return moved
