@@ -81,13 +81,15 @@ _KINDS: dict[str, type[Event]] = {e.kind: e for e in (ReadyEvent, CompileEvent, 
 
 
 def strict(value: Any) -> Any:
-    """`value` with every non-finite float, however deep in dicts and lists, as its word."""
+    """`value` with every non-finite float, however deep in dicts and lists, as its word, and sets as sorted lists."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
         return {k: strict(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [strict(v) for v in value]
+    if isinstance(value, (set, frozenset)):
+        return [strict(v) for v in sorted(value)]
     return value
 
 

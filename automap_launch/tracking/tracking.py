@@ -227,19 +227,22 @@ def _open_wandb(
     config: TrackingConfig, root: Path, resolved_config: dict[str, Any], console: ConsoleProgress
 ) -> tuple[Mode, WandbBackend | None]:
     mode = resolve_mode(config.mode)
-    if mode == "disabled":
-        return mode, None
     if mode == "online" and not has_api_key():
         console.warn("W&B has no API key, so the run is kept offline: set WANDB_API_KEY, or run `wandb login`")
         mode = "offline"
-    try:
-        run = WandbBackend(config, mode, root, resolved_config)
-    except Exception as error:
-        # wandb may be missing, broken or cut off, and raises classes of its own for each.
-        console.warn(f"W&B is left out: {_reason(error)}. Silence this with tracking=none")
-        return "disabled", None
-    console.note(f"W&B: {run.url or f'offline; upload with: wandb sync {run.run_dir}'}")
-    return mode, run
+    while mode != "disabled":
+        try:
+            run = WandbBackend(config, mode, root, resolved_config)
+        except Exception as error:
+            # wandb may be missing, broken or cut off, and raises classes of its own for each.
+            cut_off = mode == "online" and not isinstance(error, ImportError)
+            mode = "offline" if cut_off else "disabled"
+            left = "the run is kept offline" if cut_off else "it is left out; tracking=none silences this"
+            console.warn(f"W&B cannot start, {left}: {_reason(error)}")
+        else:
+            console.note(f"W&B: {run.url or f'offline; upload with: wandb sync {run.run_dir}'}")
+            return mode, run
+    return mode, None
 
 
 def _step_metrics(event: StepEvent, rates: Rates) -> dict[str, float | int | None]:

@@ -26,9 +26,12 @@ _SERVER_VARIABLES = frozenset(
     "WANDB_" + name
     for name in (
         "API_KEY", "BASE_URL", "APP_URL", "ENTITY", "IDENTITY_TOKEN_FILE", "CREDENTIALS_FILE", "CONFIG_DIR",
-        "CACHE_DIR", "DATA_DIR", "HTTP_PROXY", "HTTPS_PROXY", "HTTP_TIMEOUT", "INSECURE_DISABLE_SSL", "_EXTRA_HTTP_HEADERS",
+        "CACHE_DIR", "DATA_DIR", "HTTP_PROXY", "HTTPS_PROXY", "HTTP_TIMEOUT",
+        "INSECURE_DISABLE_SSL", "_EXTRA_HTTP_HEADERS",
     )
 )  # fmt: skip
+
+_PUBLIC_SERVERS = frozenset({"api.wandb.ai", "api.forge.coreweave.com"})  # the older and the newer default
 
 _MODE_WORDS: dict[str, Mode] = {"online": "online", "run": "online", "offline": "offline", "dryrun": "offline",
                                 "disabled": "disabled"}  # fmt: skip
@@ -64,19 +67,25 @@ def has_api_key(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether wandb could log in without asking: a key in the environment, a token file, or a line of netrc."""
     if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    host = urlsplit(environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    base_url = environ.get("WANDB_BASE_URL")
+    servers = {urlsplit(base_url).netloc} if base_url else _PUBLIC_SERVERS
     home = Path(environ.get("HOME", "~")).expanduser()
     candidates = [Path(environ["NETRC"])] if environ.get("NETRC") else [home / ".netrc", home / "_netrc"]
     for path in candidates:
         # A file that is missing, locked away or no netrc holds no key that wandb could use either.
         with contextlib.suppress(OSError, netrc.NetrcParseError, UnicodeDecodeError):
-            if host in netrc.netrc(str(path)).hosts:
+            if servers & netrc.netrc(str(path)).hosts.keys():
                 return True
     return False
 
 
 class WandbBackend(Backend):
-    """One W&B run for the whole launch: search and training."""
+    """One W&B run for the whole launch: search and training.
+
+    Attributes:
+      run_dir: folder of the run's files.
+      url: of the run's page; None offline.
+    """
 
     name = "W&B"
 
@@ -107,15 +116,10 @@ class WandbBackend(Backend):
             )
             self._artifact_type = wandb.Artifact
         self.run_dir = Path(self._run.dir).parent
+        self.url: str | None = None if mode == "offline" else self._run.url
         for section, step in (("train", "train/step"), ("search", "search/episode")):
             self._run.define_metric(step)
             self._run.define_metric(f"{section}/*", step_metric=step)
-
-    @property
-    def url(self) -> str | None:
-        """Of the run's page; None offline."""
-        url: str | None = self._run.url
-        return url
 
     def metrics(self, values: Metrics) -> None:
         # Without `step=`: the step metrics defined above are the x axes, and wandb's own counter only counts calls.
@@ -141,6 +145,7 @@ def _own_environment(mode: str) -> Iterator[None]:
     for name in saved:
         if name not in _SERVER_VARIABLES:
             del os.environ[name]
+    os.environ["WANDB_SILENT"] = "true"  # for what wandb prints before it has read our settings
     if mode == "offline":
         os.environ["WANDB_ERROR_REPORTING"] = "false"  # of wandb's own errors, over the network
     try:
