@@ -67,10 +67,15 @@ def dump(path: str | None, losses: Iterable[float], state: Any) -> None:
     """Saves the losses as `loss` and each array of `state` under its path in the tree, if a path is given."""
     if path is None:
         return
-    arrays = {}
-    for name, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
-        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.random.key_data(leaf)
-        if isinstance(leaf, (jax.Array, np.ndarray, np.generic)):
-            arrays[jax.tree_util.keystr(name, simple=True, separator="/")] = np.asarray(leaf)
+    arrays = {
+        jax.tree_util.keystr(name, simple=True, separator="/"): _as_numpy(leaf)
+        for name, leaf in jax.tree_util.tree_flatten_with_path(state)[0]
+        if isinstance(leaf, (jax.Array, np.ndarray, np.generic))  # a model may also hold functions and strings
+    }
     np.savez(path, loss=np.asarray(list(losses)), **arrays)
+
+
+def _as_numpy(leaf: Any) -> np.ndarray:
+    if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(leaf))
+    return np.asarray(leaf)
