@@ -1,0 +1,247 @@
+"""What a script writes, it writes once: `redirect_writes` sends the files of all other copies of it elsewhere.
+
+The functions of `os`, `io`, `builtins` and `shutil` through which Python code reaches files are replaced; paths are
+translated by an `Overlay`, open descriptors are left alone. Libraries that open files in native code (HDF5, sqlite)
+are out of reach.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from automap_launch.frontends.overlay import Overlay, absolute
+
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+# Collective savers: every rank writes its own part of one checkpoint, so their files go where the script says.
+COLLECTIVE_WRITERS = ("orbax", "tensorstore")
+
+
+def redirect_writes(folder: Path, in_place: Sequence[str] = (), shared: bool = False) -> Callable[[], None]:
+    """From now on, files that this process opens for writing are made below `folder`.
+
+    Reading such a path finds what was written; renaming, removing and listing agree with it. System folders, caches
+    of libraries, devices, pipes and what `tempfile` makes are not concerned.
+
+    Args:
+      folder: receives the files, each at its absolute path below it.
+      in_place: top-level packages whose writes are left alone (`COLLECTIVE_WRITERS` for workers).
+      shared: another process runs the same script without redirection; see `Overlay`.
+
+    Returns:
+      A function that puts everything back.
+    """
+    redirection = _Redirection(Overlay(folder, shared), frozenset(in_place))
+    replacements: list[tuple[Any, str, Any]] = [
+        (builtins, "open", redirection.open),
+        (io, "open", redirection.open),
+        (shutil, "rmtree", redirection.rmtree),
+        (tempfile, "mkdtemp", redirection.mkdtemp),
+        *((os, name, getattr(redirection, name)) for name in ("listdir", "scandir", "mkdir", "symlink", "link")),
+        *((os, name, redirection.renaming(getattr(os, name))) for name in ("rename", "replace")),
+        *((os, name, redirection.removing(getattr(os, name), folder=False)) for name in ("remove", "unlink")),
+        (os, "rmdir", redirection.removing(os.rmdir, folder=True)),
+        *((os, name, redirection.looking(getattr(os, name))) for name in ("stat", "lstat", "access", "readlink")),
+        *((os, name, redirection.altering(getattr(os, name))) for name in ("chmod", "utime", "truncate")),
+        (os, "open", redirection.os_open),
+    ]
+    originals = [(module, name, getattr(module, name)) for module, name, _ in replacements]
+    for module, name, replacement in replacements:
+        setattr(module, name, replacement)
+
+    def undo() -> None:
+        for module, name, original in originals:
+            setattr(module, name, original)
+
+    return undo
+
+
+class _Scan:
+    """What `os.scandir` returns, for a folder merged from two."""
+
+    def __init__(self, entries: Iterator[Any]) -> None:
+        self._entries = entries
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._entries
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> _Scan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries = iter(())
+
+
+class _Redirection:
+    """The replacements. Each does what the original does, with the path that the overlay gives."""
+
+    def __init__(self, overlay: Overlay, in_place: frozenset[str]) -> None:
+        self._overlay = overlay
+        self._in_place = in_place
+        self._open, self._os_open, self._mkdir = builtins.open, os.open, os.mkdir
+        self._listdir, self._scandir = os.listdir, os.scandir
+        self._rmtree, self._symlink, self._link = shutil.rmtree, os.symlink, os.link
+        self._mkdtemp = tempfile.mkdtemp
+
+    def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if self._is_path(file):
+            file = self._target(file, mode)
+        return self._open(file, mode, *args, **kwargs)
+
+    def os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if dir_fd is not None or not self._is_path(path):
+            return self._os_open(path, flags, mode, dir_fd=dir_fd)
+        if not flags & _WRITING:
+            target = self._read(path)
+        elif not self._redirects(path):
+            target = path
+        elif flags & os.O_EXCL:
+            target = self._overlay.making(absolute(path))
+        elif flags & os.O_TRUNC:
+            target = self._overlay.creating(absolute(path))
+        else:
+            target = self._overlay.changing(absolute(path))
+        return self._os_open(target, flags, mode)
+
+    def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        if dir_fd is not None or not self._redirects(path):
+            self._mkdir(path, mode, dir_fd=dir_fd)
+        else:
+            self._mkdir(self._overlay.making(absolute(path)), mode)
+
+    def mkdtemp(self, *args: Any, **kwargs: Any) -> str:
+        made: str = self._mkdtemp(*args, **kwargs)
+        self._overlay.keep(os.path.abspath(os.fsdecode(made)))
+        return made
+
+    def symlink(self, src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+        target = self._overlay.creating(absolute(dst)) if not kwargs and self._redirects(dst) else dst
+        self._symlink(src, target, *args, **kwargs)
+
+    def link(self, src: Any, dst: Any, **kwargs: Any) -> None:
+        if kwargs or not self._redirects(dst):
+            self._link(src, dst, **kwargs)
+        else:
+            self._link(self._overlay.changing(absolute(src)), self._overlay.creating(absolute(dst)))
+
+    def listdir(self, path: Any = ".") -> list[Any]:
+        names = None if isinstance(path, int) else self._overlay.listing(absolute(path or "."))
+        if names is None:
+            return self._listdir(path)
+        return [os.fsencode(n) for n in names] if isinstance(path, bytes) else list(names)
+
+    def scandir(self, path: Any = ".") -> Any:
+        names = None if isinstance(path, int) else self._overlay.listing(absolute(path or "."))
+        if names is None:
+            return self._scandir(path)
+        return _Scan(entry for folder in sorted(set(names.values())) for entry in self._entries(folder, names))
+
+    def rmtree(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._is_path(path) or not self._redirects(path):
+            self._rmtree(path, *args, **kwargs)
+            return
+        where = absolute(path)
+        if os.path.lexists(self._overlay.reading(where)):
+            self._overlay.remove_tree(where)
+        elif not (kwargs.get("ignore_errors") or (args and args[0])):
+            raise FileNotFoundError(2, "No such file or directory", os.fspath(path))
+
+    def renaming(self, original: Callable[..., None]) -> Callable[..., None]:
+        def rename(src: Any, dst: Any, **kwargs: Any) -> None:
+            if kwargs or not (self._redirects(src) or self._redirects(dst)):
+                original(src, dst, **kwargs)
+                return
+            source, target = absolute(src), absolute(dst)
+            real = self._overlay.changing(source)
+            if os.path.isdir(real) and self._overlay.exists_below(source):
+                self._copy_up(source)
+            original(real, self._overlay.creating(target))
+            if self._overlay.concerns(source):
+                self._overlay.remove_tree(source)
+
+        return rename
+
+    def removing(self, original: Callable[..., None], folder: bool) -> Callable[..., None]:
+        def remove(path: Any, *, dir_fd: int | None = None) -> None:
+            if dir_fd is not None or not self._redirects(path):
+                original(path, dir_fd=dir_fd)
+            else:
+                self._overlay.remove(absolute(path), folder)
+
+        return remove
+
+    def looking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def look(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("dir_fd") is not None or not self._is_path(path):
+                return original(path, *args, **kwargs)
+            return original(self._read(path), *args, **kwargs)
+
+        return look
+
+    def altering(self, original: Callable[..., None]) -> Callable[..., None]:
+        def alter(path: Any, *args: Any, **kwargs: Any) -> None:
+            if kwargs.get("dir_fd") is None and self._is_path(path) and self._redirects(path):
+                path = self._overlay.changing(absolute(path))
+            original(path, *args, **kwargs)
+
+        return alter
+
+    def _target(self, file: Any, mode: str) -> Any:
+        if not set(mode) & set("wax+"):
+            return self._read(file)
+        if not self._redirects(file):
+            return file
+        where = absolute(file)
+        if "x" in mode:
+            return self._overlay.making(where)
+        return self._overlay.creating(where) if "w" in mode else self._overlay.changing(where)
+
+    def _read(self, path: Any) -> Any:
+        """`path` as it was given, unless it means another file: error messages then show what the script wrote."""
+        where = absolute(path)
+        meant = self._overlay.reading(where)
+        if meant == where:
+            return path
+        return os.fsencode(meant) if isinstance(path, bytes) else meant
+
+    def _redirects(self, path: Any) -> bool:
+        return self._is_path(path) and self._overlay.concerns(absolute(path)) and not self._called_in_place()
+
+    def _called_in_place(self) -> bool:
+        """Whether a package that writes in place asks, or `tempfile`, whose names are nobody else's."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            module = frame.f_globals.get("__name__", "")
+            if module == "tempfile" or module.partition(".")[0] in self._in_place:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _entries(self, folder: str, names: dict[str, str]) -> Iterator[Any]:
+        with self._scandir(folder) as entries:
+            yield from (entry for entry in entries if names.get(entry.name) == folder)
+
+    def _copy_up(self, source: str) -> None:
+        """Copies a folder that is to be renamed: below the root lies only what was written of it."""
+        for parent, folders, files in os.walk(source):
+            for name in (*folders, *files):
+                self._overlay.changing(os.path.join(parent, name))
+
+    @staticmethod
+    def _is_path(path: Any) -> bool:
+        return isinstance(path, (str, bytes, os.PathLike))
