@@ -26,11 +26,15 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """A horizontal bar made of parts (name, value); `text` stands behind it. Without parts there is the text alone."""
+    """A horizontal bar made of parts (name, value); `text` stands behind it. Without parts there is the text alone.
+
+    The parts take the page's colours in turn, beginning with number `colour`.
+    """
 
     label: str
     parts: Sequence[tuple[str, float]]
     text: str
+    colour: int = 0
     strong: bool = False
 
 
@@ -58,12 +62,14 @@ def line_chart(
     y_format: Callable[[float], str],
     log: bool = False,
     steps: bool = False,
+    from_zero: bool = False,
 ) -> Html | None:
     """Lines over a common x axis; None when there are fewer than two points to draw.
 
     Args:
       log: logarithmic y axis, when all values are above 0.
       steps: each value holds until the next point.
+      from_zero: the y axis begins at 0, so that noise does not look like a change.
     """
     finite = [p for s in series for p in s.points if math.isfinite(p[1])]
     if len(finite) < 2:
@@ -71,7 +77,8 @@ def line_chart(
     xs, ys = [p[0] for p in finite], [p[1] for p in finite]
     log = log and min(ys) > 0
     x_scale = _Scale(*_span(xs), _LEFT, _WIDTH - _RIGHT)
-    y_scale = _Scale(*(_log_span(ys) if log else _span(ys)), _HEIGHT - _BOTTOM, _TOP, log)
+    y_span = _log_span(ys) if log else (0.0, 1.05 * max(ys)) if from_zero and max(ys) > 0 else _span(ys)
+    y_scale = _Scale(*y_span, _HEIGHT - _BOTTOM, _TOP, log)
     drawn = [_y_tick(y_scale, tick, y_format) for tick in (_log_ticks if log else _ticks)(y_scale.low, y_scale.high)]
     drawn += [_x_tick(x_scale, tick) for tick in _ticks(x_scale.low, x_scale.high)]
     for i, s in enumerate(series):
@@ -92,7 +99,7 @@ def bar_chart(bars: Sequence[Bar]) -> Html:
     for bar in bars:
         fills = [
             element("i", style=f"width:{100 * value / longest:.2f}%", class_=f"s{i % _SERIES_COLOURS}", title=name)
-            for i, (name, value) in enumerate(bar.parts)
+            for i, (name, value) in enumerate(bar.parts, bar.colour)
         ]
         rows.append(
             element(

@@ -131,7 +131,7 @@ def event_of(record: dict[str, Any]) -> Event | None:
       TypeError: a field is missing or unknown.
       ValueError: an output is no number.
     """
-    cls = _KINDS.get(record["event"])
+    cls = _KINDS.get(record.get("event", ""))
     if cls is None:
         return None
     fields = {k: v for k, v in record.items() if k != "event"}

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +136,18 @@ def _subtitle(summary: Record, started: object, ended: object) -> list[str]:
     if cluster.get("name"):
         parts.append(f"cluster {cluster['name']} ({cluster.get('hosts')} × {cluster.get('devices_per_host')})")
     parts.append(f"fingerprint {summary['fingerprint']}" if summary.get("fingerprint") else None)
-    parts.append(f"{started} to {ended}" if ended else f"started {started}" if started else None)
+    parts.append(
+        f"{_moment(started)} to {_moment(ended)}" if ended else f"from {_moment(started)}" if started else None
+    )
     return [p for p in parts if p]
+
+
+def _moment(text: object) -> str:
+    """An ISO time to the second; what is none stays as it is."""
+    try:
+        return f"{datetime.fromisoformat(str(text)):%Y-%m-%d %H:%M:%S %Z}".strip()
+    except ValueError:
+        return str(text)
 
 
 def _outcome(summary: Record) -> Html:
@@ -146,7 +157,7 @@ def _outcome(summary: Record) -> Html:
     values: list[tuple[str, object, Callable[[Any], str]]] = [
         ("step time, measured", train.get("step_seconds_median"), format_seconds),
         ("step time, predicted", chosen, format_seconds),
-        ("of data parallelism, predicted", parallel / chosen if parallel and chosen else None, "{:.2f} ×".format),
+        ("as fast as data parallel, predicted", parallel / chosen if parallel and chosen else None, "{:.2f} ×".format),
         ("examples a second", train.get("examples_per_second"), "{:,.4g}".format),
         ("tokens a second", train.get("tokens_per_second"), "{:,.6g}".format),
         ("model flops utilisation", train.get("mfu"), "{:.1%}".format),
@@ -238,7 +249,7 @@ def _candidates(summary: Record) -> Html | None:
     ]
     found_by = (summary.get("plan") or {}).get("found_by")
     label = f"chosen plan ({found_by})" if found_by else "chosen plan"
-    bars.append(Bar(label, [("step time", chosen)], format_seconds(chosen), strong=True))
+    bars.append(Bar(label, [("step time", chosen)], format_seconds(chosen), colour=2, strong=True))
     optimum = search.get("optimum_step_seconds")
     if optimum:
         bars.append(Bar("exact optimum", [("step time", optimum)], _against(optimum, chosen)))
@@ -280,7 +291,7 @@ def _predicted(plan: Record, summary: Record) -> Html | None:
     bars = [Bar("predicted", parts, format_seconds(total))]
     note = "Of one step: " + ", ".join(f"{name} {format_seconds(value)}" for name, value in parts) + "."
     if measured:
-        bars.append(Bar("measured", [("measured median", measured)], format_seconds(measured)))
+        bars.append(Bar("measured", [("measured median", measured)], format_seconds(measured), colour=2))
         note += f" Measured is {measured / total:.2f} × predicted."
     return _section(
         "Predicted against measured" if measured else "Predicted step time",
@@ -296,7 +307,7 @@ def _memory(plan: Record, device_memory_bytes: int | None) -> Html | None:
     if not parts:
         return None
     total = sum(value for _, value in parts)
-    bars = [Bar("all", parts, format_bytes(total), strong=True)]
+    bars = [Bar("together", parts, format_bytes(total), strong=True)]
     rows: list[tuple[object, ...]] = [(name, format_bytes(value), f"{value / total:.0%}") for name, value in parts]
     note = "Predicted, at the peak of a step."
     if device_memory_bytes:
@@ -328,9 +339,9 @@ def _training(steps: Sequence[Record]) -> Html | None:
         ("train/examples_per_second", "examples a second"),
         ("train/step_seconds", "step time"),
     ):
-        y_format = format_seconds if key == "train/step_seconds" else "{:,.4g}".format
+        y_format = format_seconds if key == "train/step_seconds" else "{:,.6g}".format
         # The first step's time is its compilation and would flatten all that follows.
-        chart = line_chart([Series(title, _points(steps[1:], key))], x_label="step", y_format=y_format)
+        chart = line_chart([Series(title, _points(steps[1:], key))], x_label="step", y_format=y_format, from_zero=True)
         if chart is not None:
             children += [element("h3", title), chart]
             break

@@ -31,9 +31,11 @@ th, td { padding:6px 14px 6px 0; border-bottom:1px solid var(--line); vertical-a
 tr:last-child td { border-bottom:0; }
 .number { text-align:right; font-variant-numeric:tabular-nums; white-space:nowrap; }
 code { font:13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap:anywhere; }
+details { margin-top:4px; }
+section > details { margin-top:18px; }
 summary { cursor:pointer; color:var(--soft); }
 .axis { font-weight:600; color:var(--s0); }
-.bar { display:grid; grid-template-columns:minmax(120px, 200px) 1fr minmax(90px, auto); gap:12px; align-items:center;
+.bar { display:grid; grid-template-columns:minmax(110px, 210px) 1fr 140px; gap:12px; align-items:center;
   padding:3px 0; }
 .bar .value { text-align:right; font-variant-numeric:tabular-nums; white-space:nowrap; }
 .strong .label, .strong .value { font-weight:650; }
