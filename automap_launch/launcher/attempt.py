@@ -111,6 +111,7 @@ class Attempt:
                 host=socket.gethostname(),
                 exit_code=128 + signum,
                 signal=signum.name,
+                crash=False,
             )
             return Outcome(failure, interrupted=True, may_restart=False)
         return Outcome(late or self._root_cause(), interrupted=False, may_restart=not self._told_to_stop)

@@ -66,7 +66,8 @@ class WorkerFailure:
     """The root cause of a launch that did not end well: `error` of `summary.json`, and the traceback's text.
 
     `kind` is `signal` when the launcher itself was told to stop, else as in `FailureRecord`. `signal` is a name
-    (`SIGKILL`). `traceback_path` is relative to the run folder.
+    (`SIGKILL`). `traceback_path` is relative to the run folder. `crash` is False when nothing went wrong: the script
+    called `sys.exit`, or the user stopped the launch.
     """
 
     kind: str
@@ -80,6 +81,7 @@ class WorkerFailure:
     traceback_path: str | None = None
     traceback: str = ""
     hint: str | None = None
+    crash: bool = True
 
     def error(self) -> dict[str, Any]:
         """`error` of `summary.json` (docs/contract.md)."""

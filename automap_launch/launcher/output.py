@@ -71,7 +71,11 @@ class TerminalWriter:
 
     def say(self, text: str) -> None:
         """Writes a message of ours on lines of its own. Never waits."""
-        self._queue.put(text)
+        self._queue.put("".join(f"automap-launch: {line}\n" for line in text.splitlines()))
+
+    def show(self, text: str) -> None:
+        """Writes a text as it is, such as a traceback, on lines of its own. Never waits."""
+        self._queue.put(text.rstrip("\n") + "\n" if text else "")
 
     def close(self, timeout: float) -> None:
         """Writes what is waiting, for at most `timeout` seconds."""
@@ -84,8 +88,7 @@ class TerminalWriter:
                 self._write(self._decoder.decode(item))
                 self._room.release()
             else:
-                start = "" if self._at_line_start else "\n"
-                self._write(start + "".join(f"automap-launch: {line}\n" for line in item.splitlines()))
+                self._write(item if self._at_line_start or not item else "\n" + item)
 
     def _write(self, text: str) -> None:
         if self._broken or not text:

@@ -10,25 +10,23 @@ _LOG_LINES = 20
 _LOG_BYTES = 1 << 14
 
 
-def failure_report(failure: WorkerFailure, log: Path | None, *, on_terminal: bool) -> str:
-    """The root cause as text: its traceback, or the end of its log, then one line that says it all.
-
-    Args:
-      log: the failed rank's log; None when no rank is to blame.
-      on_terminal: its output was seen on the terminal, so that nothing of it is repeated here.
-    """
-    parts = []
-    quiet = failure.kind == "script" and not failure.traceback  # `sys.exit(N)` is no crash
-    if not on_terminal and not quiet:
-        parts.append(failure.traceback.rstrip() or _tail(log))
+def failure_report(failure: WorkerFailure, log: Path | None) -> str:
+    """Some lines that say which rank failed, why, with which exit code, and where its log is."""
     where = f" at {failure.file}:{failure.line}" if failure.file else ""
     who = f"rank {failure.rank} on {failure.host}: " if failure.rank is not None else ""
-    parts.append(f"{who}{failure.message}{where} (exit code {failure.exit_code})")
+    lines = [f"{who}{failure.message}{where} (exit code {failure.exit_code})"]
     if failure.hint:
-        parts.append(f"hint: {failure.hint}")
-    if log is not None and not quiet:
-        parts.append(f"log: {log}")
-    return "\n".join(part for part in parts if part)
+        lines.append(f"hint: {failure.hint}")
+    if failure.crash and log is not None:
+        lines.append(f"log: {log}")
+    return "\n".join(lines)
+
+
+def failure_details(failure: WorkerFailure, log: Path | None) -> str:
+    """The failed rank's traceback, or the end of its log; empty for what the terminal has shown already."""
+    if not failure.crash or failure.rank == 0:
+        return ""
+    return failure.traceback or _tail(log)
 
 
 def _tail(log: Path | None) -> str:

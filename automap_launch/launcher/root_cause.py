@@ -89,6 +89,7 @@ def _failure(ending: Ending, host: str) -> WorkerFailure:
             file=record.file,
             line=record.line,
             traceback=record.traceback,
+            crash=bool(record.traceback) or record.kind != "script",
         )
     if ending.returncode < 0:
         signum = signal.Signals(-ending.returncode)
@@ -101,7 +102,13 @@ def _failure(ending: Ending, host: str) -> WorkerFailure:
             signal=signum.name,
             hint=_HINTS.get(signum),
         )
-    return WorkerFailure("script", f"ended with exit code {code}", rank=ending.rank, host=host, exit_code=code)
+    return WorkerFailure(
+        kind="script",
+        message="ended by itself, without an exception",
+        rank=ending.rank,
+        host=host,
+        exit_code=code,
+    )
 
 
 def _what(record: FailureRecord) -> tuple[str, str, str | None, int | None]:

@@ -20,7 +20,7 @@ from automap_launch.launcher.failure import WorkerFailure
 from automap_launch.launcher.guardian import Guardian
 from automap_launch.launcher.output import TerminalWriter
 from automap_launch.launcher.ports import free_port
-from automap_launch.launcher.report import failure_report
+from automap_launch.launcher.report import failure_details, failure_report
 from automap_launch.launcher.signals import SignalInbox
 from automap_launch.launcher.spec import LaunchSpec
 from automap_launch.run_folder import RunFolder
@@ -95,7 +95,10 @@ def launch(
                 ).run()
                 if outcome.failure is None:
                     break
-                writer.say(_report(outcome.failure, folder, attempt))
+                rank = outcome.failure.rank
+                log = None if rank is None else folder.rank_log(rank, attempt)
+                writer.show(failure_details(outcome.failure, log))
+                writer.say(failure_report(outcome.failure, log))
                 if not outcome.may_restart or outcome.failure.kind not in ("script", "worker"):
                     break
                 if attempt < config.max_restarts:
@@ -109,8 +112,7 @@ def launch(
     finally:
         writer.close(_TERMINAL_SECONDS)
     failure = outcome.failure
-    if failure is not None and failure.rank is not None:
-        log = folder.rank_log(failure.rank, attempt)
+    if failure is not None and log is not None:
         failure = dataclasses.replace(failure, traceback_path=folder.relative(log))
     return LaunchResult(
         exit_code=0 if failure is None else failure.exit_code or 1,
@@ -120,8 +122,3 @@ def launch(
         started=started,
         ended=time.time(),
     )
-
-
-def _report(failure: WorkerFailure, folder: RunFolder, attempt: int) -> str:
-    log = None if failure.rank is None else folder.rank_log(failure.rank, attempt)
-    return failure_report(failure, log, on_terminal=failure.rank == 0)

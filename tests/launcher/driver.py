@@ -1,0 +1,29 @@
+"""A launcher process for tests: `driver.py SPEC.json WORKER.py CONFIG_JSON`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from automap_launch.launcher.config import LauncherConfig
+from automap_launch.launcher.spec import LaunchSpec
+from automap_launch.launcher.supervisor import launch
+
+
+def main() -> int:
+    spec = LaunchSpec.load(Path(sys.argv[1]))
+    config = LauncherConfig(**json.loads(sys.argv[3]))
+
+    def ignore(_event: dict[str, Any]) -> None:
+        pass
+
+    result = launch(spec, config, spec.folder, ignore, sys.stdout, command=[sys.executable, sys.argv[2]])
+    failure = None if result.failure is None else result.failure.error()
+    (spec.folder.root / "result.json").write_text(json.dumps({"failure": failure, "attempts": result.attempts}))
+    return result.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
