@@ -1,0 +1,34 @@
+"""What each platform's XLA does with a partitioned step, as far as the cost depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class PlatformRules:
+    """Rules of one backend.
+
+    Attributes:
+      reduce_scatter: a partial sum whose result is stored sharded becomes a reduce-scatter; without it, an all-reduce
+        followed by a slice.
+      wire_bytes: bytes of an item in a collective, by dtype, where they differ from the item's own.
+      combine_bytes: independent collectives are joined into one up to this size; 0: never.
+    """
+
+    reduce_scatter: bool
+    wire_bytes: dict[str, int] = field(default_factory=dict)
+    combine_bytes: int = 0
+
+
+# GPU: xla_gpu_all_reduce_combine_threshold_bytes, 30 MiB by default. CPU: XLA widens 16-bit floats before it reduces.
+_RULES = {
+    "cpu": PlatformRules(reduce_scatter=False, wire_bytes={"bfloat16": 4, "float16": 4}),
+    "cuda": PlatformRules(reduce_scatter=True, combine_bytes=30 * 2**20),
+    "tpu": PlatformRules(reduce_scatter=True, combine_bytes=30 * 2**20),
+}
+
+
+def rules_of(platform: str) -> PlatformRules:
+    """The rules of a platform of `cluster.PLATFORMS`."""
+    return _RULES[platform]

@@ -1,0 +1,149 @@
+"""Prices: what the rows and arguments that touch one set of groups add to a step, as a vector of columns."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from automap_launch.cluster.cluster import Cluster
+from automap_launch.cluster.collectives import Kind
+from automap_launch.plan.cases import AXES, Collective, case_of, gather_case
+from automap_launch.plan.decision import STORAGES
+from automap_launch.plan.platforms import PlatformRules, rules_of
+from automap_launch.plan.rows import Row, Tensor, rows_of
+from automap_launch.plan.sharding import DATA, MODEL, spec_of, storage_spec
+from automap_launch.plan.traffic import Traffic
+from automap_launch.program.program import Part, Program
+
+Array = npt.NDArray[np.float64]
+
+PARTS: tuple[Part, ...] = ("forward", "backward", "update")
+# A lane: collectives that are priced alike. (kind, axis, whether the compiler joins them)
+_KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+LANES = tuple((kind, axis, combinable) for kind in _KINDS for axis in AXES for combinable in (False, True))
+_LANE = {lane: i for i, lane in enumerate(LANES)}
+
+# Columns: seconds of each part, bytes held by use, then each lane's bytes and how many collectives it has.
+SECONDS = slice(0, len(PARTS))
+PARAMETERS, OPTIMIZER, OTHER = (len(PARTS) + i for i in range(3))
+SIZES = slice(OTHER + 1, OTHER + 1 + len(LANES))
+COUNTS = slice(SIZES.stop, SIZES.stop + len(LANES))
+WIDTH = COUNTS.stop
+
+# Rows that touch more groups than this are priced one tensor at a time.
+_MAX_GROUPS = 14
+_NEVER = len(STORAGES)
+
+
+@dataclass(frozen=True)
+class _Argument:
+    """Arguments of one shape and use. `count`: how many they are.
+
+    `stored_from`: the storage level (index in STORAGES) from which they are stored sharded over the data axis.
+    """
+
+    tensor: Tensor
+    column: int
+    stored_from: int
+    count: int = 1
+
+
+class RowSets:
+    """The rows and arguments of a program by the set of groups that they touch.
+
+    Attributes:
+      groups: the sets, in the order of their index.
+    """
+
+    def __init__(self, program: Program, traffic: Traffic, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.rules: PlatformRules = rules_of(cluster.platform)
+        rows: dict[frozenset[int], list[Row]] = {}
+        for row in rows_of(program, traffic):
+            for part in [row] if len(row.groups) <= _MAX_GROUPS else _apart(row):
+                rows.setdefault(part.groups, []).append(part)
+        arguments: dict[frozenset[int], list[_Argument]] = {}
+        for argument in _arguments_of(program):
+            groups = frozenset(g for g in argument.tensor.groups if g is not None)
+            arguments.setdefault(groups, []).append(argument)
+        self.groups = tuple(dict.fromkeys([*rows, *arguments]))
+        self._rows = [rows.get(groups, []) for groups in self.groups]
+        self._arguments = [arguments.get(groups, []) for groups in self.groups]
+
+    def price(self, index: int, axes: Mapping[int, str], mesh: Mapping[str, int], storage: int) -> Array:
+        """float64[WIDTH]: the columns of one set.
+
+        Args:
+          axes: the axis of each of its groups that is on one.
+          mesh: size by axis.
+          storage: index in STORAGES.
+        """
+        columns = np.zeros(WIDTH)
+        device, curves = self._cluster.device, self._cluster.curves
+        speed = min(curves.alone_speedup, self._cluster.devices / (mesh[DATA] * mesh[MODEL]))
+        for row in self._rows[index]:
+            case = case_of(row, axes, mesh, self.rules, scattered=storage > 0)
+            peak = device.peak_flops.get(row.dtype, device.peak_flops["float32"])
+            seconds = max(case.flops / peak, case.bytes / device.memory_bandwidth)
+            if any(t.counted for t in row.results):
+                seconds += curves.op_seconds
+            columns[PARTS.index(row.part)] += row.count * seconds / speed
+            _add(columns, case.collectives, row.count)
+        for argument in self._arguments[index]:
+            self._price_argument(columns, argument, axes, mesh, storage)
+        return columns
+
+    def _price_argument(
+        self, columns: Array, argument: _Argument, axes: Mapping[int, str], mesh: Mapping[str, int], storage: int
+    ) -> None:
+        tensor = argument.tensor
+        spec = spec_of(tensor.groups, tensor.shape, axes, mesh)
+        if storage >= argument.stored_from:
+            spec = storage_spec(spec, tensor.shape, mesh)
+        parts = math.prod(mesh[axis] for axis in spec if axis is not None)
+        columns[argument.column] += argument.count * math.prod(tensor.shape) * tensor.item_bytes / parts
+        if storage > 0 and argument.column == PARAMETERS:
+            gathers = gather_case(tensor, axes, mesh, self.rules).collectives
+            _add(columns, gathers, argument.count)
+            if storage >= argument.stored_from:
+                # The gathered copy lives beside the stored shard while the forward and backward parts use it.
+                columns[OTHER] += argument.count * sum(c.size for c in gathers)
+
+
+def _add(columns: Array, found: Iterable[Collective], count: int) -> None:
+    for collective in found:
+        lane = _LANE[collective.kind, collective.axis, collective.combinable]
+        columns[SIZES.start + lane] += count * collective.size
+        columns[COUNTS.start + lane] += count
+
+
+def _apart(row: Row) -> list[Row]:
+    """A row as rows of one tensor each: its memory traffic, and its flops where the first result is made."""
+    operands = [replace(row, name="part", flops=0, operands=(t,), results=()) for t in row.operands if t.counted]
+    results = [
+        replace(row, name="part", flops=row.flops if i == 0 else 0, operands=(), results=(t,))
+        for i, t in enumerate(row.results)
+    ]
+    return [replace(part, contracted=(), whole=()) for part in (*operands, *results)]
+
+
+def _arguments_of(program: Program) -> list[_Argument]:
+    parameters = set(program.parameters)
+    counts: Counter[_Argument] = Counter()
+    for i, (value, argument) in enumerate(zip(program.arguments, program.step.arguments, strict=True)):
+        tensor = Tensor(
+            program.values[value].shape, program.values[value].dtype, program.dim_groups[value], counted=False
+        )
+        if i in parameters:
+            use = _Argument(tensor, PARAMETERS, STORAGES.index("state"))
+        elif argument.role == "state":
+            use = _Argument(tensor, OPTIMIZER, STORAGES.index("optimizer"))
+        else:
+            use = _Argument(tensor, OTHER, _NEVER)
+        counts[use] += 1
+    return [replace(use, count=count) for use, count in counts.items()]

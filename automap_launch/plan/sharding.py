@@ -1,0 +1,79 @@
+"""From a decision to shardings: which mesh axis each dim of a tensor gets.
+
+A linkage group is on one axis or on none. A tensor may have several dims on an axis (a D x D weight, T x T scores);
+an axis shards a tensor once, so the first of them gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from automap_launch.plan.decision import Decision
+from automap_launch.plan.layout import Spec
+from automap_launch.program.program import Program
+
+DATA, MODEL = "data", "model"
+
+Groups = tuple[int | None, ...]
+
+
+def mesh_of(decision: Decision) -> dict[str, int]:
+    """Size by axis, major axis first. Both axes are always there, so that every sharding may name them."""
+    return {DATA: decision.data, MODEL: decision.model}
+
+
+def axes_of(program: Program, decision: Decision) -> dict[int, str]:
+    """The axis of every group that is on one. Axes of size 1 shard nothing and are left out."""
+    axes = {}
+    if program.batch is not None and decision.data > 1:
+        axes[program.batch] = DATA
+    if decision.model > 1:
+        axes.update(dict.fromkeys(decision.sharded, MODEL))
+    return axes
+
+
+def spec_of(groups: Groups, shape: tuple[int, ...], axes: Mapping[int, str], mesh: Mapping[str, int]) -> Spec:
+    """The sharding of a tensor: for each dim its axis or None; an axis at most once, and only where it divides."""
+    used: set[str] = set()
+    spec: list[str | None] = []
+    for group, size in zip(groups, shape, strict=True):
+        axis = axes.get(group) if group is not None else None
+        if axis is None or axis in used or size % mesh[axis]:
+            spec.append(None)
+        else:
+            used.add(axis)
+            spec.append(axis)
+    return tuple(spec)
+
+
+def storage_spec(compute: Spec, shape: tuple[int, ...], mesh: Mapping[str, int]) -> Spec:
+    """`compute` with the data axis added on the first free dim that it divides; `compute` itself where none is."""
+    if mesh[DATA] == 1 or DATA in compute:
+        return compute
+    for dim, size in enumerate(shape):
+        if compute[dim] is None and size > 0 and size % mesh[DATA] == 0:
+            return (*compute[:dim], DATA, *compute[dim + 1 :])
+    return compute
+
+
+def why_invalid(program: Program, decision: Decision) -> str | None:
+    """Why a decision cannot be carried out for this program, or None when it can."""
+    if decision.data > 1:
+        if program.batch is None:
+            return f"data={decision.data} shards the batch, and the step has no batch"
+        batch = program.groups[program.batch]
+        if batch.divisor % decision.data:
+            return f"data={decision.data} does not divide the batch ({_sizes(batch.sizes)})"
+    for group in sorted(decision.sharded):
+        if not 0 <= group < len(program.groups):
+            return f"there is no group {group}: the step has the groups 0 to {len(program.groups) - 1}"
+        if group == program.batch:
+            return f"group {group} is the batch: it goes to the axis {DATA}, not to {MODEL}"
+        if program.groups[group].divisor % decision.model:
+            sizes = _sizes(program.groups[group].sizes)
+            return f"model={decision.model} does not divide group {group} ({sizes})"
+    return None
+
+
+def _sizes(sizes: tuple[int, ...]) -> str:
+    return ("size " if len(sizes) == 1 else "sizes ") + ", ".join(map(str, sizes))

@@ -1,0 +1,103 @@
+"""`MeshTable`: the prices of a program's rows on one mesh, worked out when a plan first asks for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from automap_launch.cluster import collectives
+from automap_launch.cluster.cluster import Cluster
+from automap_launch.cluster.collectives import axis_link
+from automap_launch.plan.decision import STORAGES, Decision
+from automap_launch.plan.liveness import Liveness
+from automap_launch.plan.pricing import COUNTS, LANES, SIZES, WIDTH, Array, RowSets
+from automap_launch.plan.sharding import DATA, MODEL
+from automap_launch.program.program import Program
+
+
+class MeshTable:
+    """All plans of one mesh (`data` x `model` devices).
+
+    A set of rows has one price for each storage level and each subset of its groups that is sharded. The price of
+    subset number `mask` at level `storage` lies at `offset + storage * subsets + mask`.
+    """
+
+    def __init__(self, program: Program, cluster: Cluster, sets: RowSets, live: Liveness, mesh: dict[str, int]) -> None:
+        self._program = program
+        self._row_sets = sets
+        self._mesh = mesh
+        groups = [g.id for g in program.groups if g.id != program.batch and g.divisor % mesh[MODEL] == 0]
+        self._place = {group: i for i, group in enumerate(groups)}
+        usable = set(groups) if mesh[MODEL] > 1 else set()
+        self._sets = [tuple(sorted(usable & touched)) for touched in sets.groups]
+        self._subsets = np.array([1 << len(touched) for touched in self._sets], dtype=np.int64)
+        ends = np.cumsum(self._subsets * len(STORAGES))
+        self._offsets = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+        self._prices = np.zeros((int(ends[-1]), WIDTH))
+        self._known = np.zeros(int(ends[-1]), dtype=bool)
+        self._bits = np.zeros((len(groups), len(self._sets)), dtype=np.int64)
+        for column, touched in enumerate(self._sets):
+            for bit, group in enumerate(touched):
+                self._bits[self._place[group], column] = 1 << bit
+        self._alpha, self._beta = _lane_costs(cluster, mesh)
+        self._kind_members = np.array(
+            [[group in kind for kind in live.kinds] for group in groups], dtype=np.int64
+        ).reshape(len(groups), len(live.kinds))
+        self._kind_shares = np.array([1 / mesh[DATA] if program.batch in kind else 1.0 for kind in live.kinds])
+
+    def totals(self, decisions: Sequence[Decision]) -> Array:
+        """float64[decisions, WIDTH]: the columns of whole plans."""
+        storage = np.array([STORAGES.index(d.storage) for d in decisions], dtype=np.int64)
+        where = self._offsets + storage[:, None] * self._subsets + self._flags(decisions) @ self._bits
+        unknown = ~self._known[where]
+        for column in np.nonzero(unknown.any(axis=0))[0]:
+            for index in np.unique(where[unknown[:, column], column]):
+                self._fill(int(column), int(index))
+        totals: Array = self._prices[where].sum(axis=1)
+        return totals
+
+    def lane_seconds(self, totals: Array) -> Array:
+        """float64[decisions, lanes]: seconds of each lane's collectives."""
+        sizes, counts = totals[:, SIZES], totals[:, COUNTS].copy()
+        bucket = self._row_sets.rules.combine_bytes
+        if bucket:
+            joined = np.array([combinable for _, _, combinable in LANES])
+            counts[:, joined] = np.minimum(counts[:, joined], np.ceil(sizes[:, joined] / bucket))
+        seconds: Array = counts * self._alpha + sizes * self._beta
+        return seconds
+
+    def shares(self, decisions: Sequence[Decision]) -> Array:
+        """float64[decisions, kinds of `Liveness`]: the share of a tensor of each kind that one device holds."""
+        on_model = self._flags(decisions) @ self._kind_members > 0
+        shares: Array = np.where(on_model, self._kind_shares / self._mesh[MODEL], self._kind_shares)
+        return shares
+
+    def _flags(self, decisions: Sequence[Decision]) -> npt.NDArray[np.int64]:
+        """int64[decisions, groups that the model axis can shard]: 1 where the group is sharded."""
+        flags = np.zeros((len(decisions), len(self._place)), dtype=np.int64)
+        for row, decision in enumerate(decisions):
+            for group in decision.sharded:
+                flags[row, self._place[group]] = 1
+        return flags
+
+    def _fill(self, column: int, index: int) -> None:
+        storage, mask = divmod(index - int(self._offsets[column]), int(self._subsets[column]))
+        axes = {group: MODEL for bit, group in enumerate(self._sets[column]) if mask >> bit & 1}
+        if self._program.batch is not None and self._mesh[DATA] > 1:
+            axes[self._program.batch] = DATA
+        self._prices[index] = self._row_sets.price(column, axes, self._mesh, storage)
+        self._known[index] = True
+
+
+def _lane_costs(cluster: Cluster, mesh: dict[str, int]) -> tuple[Array, Array]:
+    """Of each lane: seconds a collective, and seconds a byte."""
+    alpha, beta = np.zeros(len(LANES)), np.zeros(len(LANES))
+    for lane, (kind, axis, _) in enumerate(LANES):
+        link = axis_link(cluster, mesh, axis)
+        devices = math.prod(mesh[name] for name in axis.split("+"))
+        alpha[lane] = collectives.rounds(kind, devices) * link.alpha_s
+        beta[lane] = collectives.share_sent(kind, devices) * link.beta_s_per_byte
+    return alpha, beta
