@@ -6,14 +6,13 @@ Every message says what was got, what was expected and how to mend it. `kind` is
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 
 class AutomapError(Exception):
     """Base of every failure with a message for the user. Not raised itself."""
 
-    kind: ClassVar[str] = "internal"
+    kind: str = "internal"
     exit_code: int = 1
+    reported: bool = False  # the user has been shown it already
 
     def __init__(
         self,

@@ -29,7 +29,9 @@ class Terminal:
         self.console.print(renderable)
 
     def error(self, error: AutomapError) -> None:
-        """What went wrong and how to mend it."""
+        """What went wrong and how to mend it, unless it has been shown."""
+        if error.reported:
+            return
         where = f"{error.file}:{error.line}: " if error.file else ""
         self._errors.print(f"[bold red]automap-launch: error:[/] {escape(where + error.message)}")
         if error.hint:

@@ -18,11 +18,11 @@ _BYTES = {
 }
 
 
-def parse_duration(text: str | float) -> float:
+def parse_duration(text: str | float, what: str = "a duration") -> float:
     """Seconds of `2h`, `1h30m`, `90s`, `500ms`, or of a plain number of seconds.
 
     Raises:
-      ValueError: `text` is no duration.
+      ValueError: `text` is no duration; `what` names it, `search.budget`.
     """
     if isinstance(text, (int, float)):
         return float(text)
@@ -30,21 +30,21 @@ def parse_duration(text: str | float) -> float:
         return float(text)
     parts = re.findall(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d)", text)
     if not parts or re.sub(r"(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d)\s*", "", text):
-        raise ValueError(f"{text!r} is no duration: write it like 90s, 20m, 2h or 1h30m")
+        raise ValueError(f"{what} is written like 90s, 20m, 2h or 1h30m, got {text!r}")
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, what: str = "a size") -> int:
     """Bytes of `16MiB`, `1.5GB`, or of a plain number of bytes.
 
     Raises:
-      ValueError: `text` is no size.
+      ValueError: `text` is no size; `what` names it, `frontend.materialize_limit`.
     """
     if isinstance(text, int):
         return text
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B|B)?", text.strip())
     if not match:
-        raise ValueError(f"{text!r} is no size: write it like 16MiB, 1.5GB or 1048576")
+        raise ValueError(f"{what} is written like 16MiB, 1.5GB or 1048576, got {text!r}")
     return int(float(match[1]) * _BYTES[match[2] or "B"])
 
 

@@ -14,7 +14,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "3 days later", "h", "2h!"])
 def test_what_is_no_duration_says_how_to_write_one(text: str) -> None:
-    with pytest.raises(ValueError, match="write it like"):
+    with pytest.raises(ValueError, match="is written like"):
         parse_duration(text)
 
 
@@ -27,7 +27,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "big", "12 apples", "-3MB"])
 def test_what_is_no_size_says_how_to_write_one(text: str) -> None:
-    with pytest.raises(ValueError, match="write it like"):
+    with pytest.raises(ValueError, match="is written like"):
         parse_bytes(text)
 
 

@@ -28,5 +28,5 @@ class FrontendConfig:
     def __post_init__(self) -> None:
         if self.world not in WORLDS:
             raise ValueError(f"frontend.world is one of {', '.join(WORLDS)}, got {self.world!r}")
-        parse_bytes(self.materialize_limit)
-        parse_duration(self.capture_timeout)
+        parse_bytes(self.materialize_limit, "frontend.materialize_limit")
+        parse_duration(self.capture_timeout, "frontend.capture_timeout")

@@ -37,4 +37,4 @@ class LauncherConfig:
         if self.max_restarts < 0:
             raise ValueError(f"launcher.max_restarts is at least 0, got {self.max_restarts}")
         for name in ("grace_period", "start_timeout", "heartbeat_timeout"):
-            parse_duration(getattr(self, name))
+            parse_duration(getattr(self, name), f"launcher.{name}")

@@ -31,7 +31,20 @@ class PinConfig:
 
 @dataclass
 class AgentConfig:
-    """The DQN. See `search/agent.py` for what each one does."""
+    """The DQN (`search/agent.py`).
+
+    Attributes:
+      hidden: width of the Q-network's two hidden layers.
+      learning_rate: of Adam. discount: of later rewards; 1 because an episode ends with its plan.
+      n_step: rewards summed before the target network's estimate of the rest takes over.
+      batch_size: transitions a learning step. replay_capacity: transitions kept.
+      priority_exponent, importance_exponent: alpha and beta of prioritised replay; 0 is uniform, uncorrected.
+      learning_starts: transitions seen before the first learning step, of which one follows every decision.
+      target_interval: learning steps between two copies of the network into the target network.
+      epsilon_start, epsilon_end, epsilon_episodes: share of random decisions, falling linearly over so many episodes.
+        It is counted in episodes, not in seconds, so that the sequence of plans never depends on the clock.
+      round_episodes: the agent is done when so many episodes after its exploration brought nothing better.
+    """
 
     hidden: int = 128
     learning_rate: float = 1e-3
@@ -39,17 +52,30 @@ class AgentConfig:
     n_step: int = 3
     batch_size: int = 64
     replay_capacity: int = 20_000
+    priority_exponent: float = 0.6
+    importance_exponent: float = 0.4
     learning_starts: int = 200
     target_interval: int = 100
     epsilon_start: float = 0.9
     epsilon_end: float = 0.05
-    epsilon_fraction: float = 0.6
+    epsilon_episodes: int = 150
+    round_episodes: int = 150
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon_end <= self.epsilon_start <= 1:
             raise ValueError(
                 "search.agent needs 0 <= epsilon_end <= epsilon_start <= 1, "
                 f"got {self.epsilon_end} and {self.epsilon_start}"
+            )
+        if not 0 < self.discount <= 1:
+            raise ValueError(f"search.agent.discount is above 0 and at most 1, got {self.discount}")
+        counts = ("hidden", "n_step", "batch_size", "target_interval", "epsilon_episodes", "round_episodes")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise ValueError(f"search.agent.{name} is at least 1, got {getattr(self, name)}")
+        if self.replay_capacity < self.batch_size:
+            raise ValueError(
+                f"search.agent.replay_capacity ({self.replay_capacity}) holds at least one batch ({self.batch_size})"
             )
 
 
@@ -62,6 +88,8 @@ class SearchConfig:
       budget: the search ends after this time at the latest.
       patience: it ends early when the best has not moved for this share of the budget.
       max_evaluations: it ends after this many evaluated plans; with it the result depends on `seed` alone.
+      sweep_limit: when the agent is done and at most this many plans are left, all of them are tried, which proves
+        the best one optimal; otherwise the agent explores anew.
       memory_fraction: the share of a device's memory that a plan may use.
     """
 
@@ -69,6 +97,7 @@ class SearchConfig:
     budget: str = "2h"
     patience: float = 0.2
     max_evaluations: int | None = None
+    sweep_limit: int = 50_000
     seed: int = 0
     memory_fraction: float = 0.9
     pin: PinConfig = field(default_factory=PinConfig)
@@ -77,8 +106,12 @@ class SearchConfig:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ValueError(f"search.method is one of {', '.join(METHODS)}, got {self.method!r}")
-        parse_duration(self.budget)
+        parse_duration(self.budget, "search.budget")
         if not 0 < self.patience <= 1:
             raise ValueError(f"search.patience is a share of the budget, above 0 and at most 1, got {self.patience}")
         if not 0 < self.memory_fraction <= 1:
             raise ValueError(f"search.memory_fraction is above 0 and at most 1, got {self.memory_fraction}")
+        if self.max_evaluations is not None and self.max_evaluations < 1:
+            raise ValueError(f"search.max_evaluations is at least 1 or null, got {self.max_evaluations}")
+        if self.sweep_limit < 0:
+            raise ValueError(f"search.sweep_limit is at least 0, got {self.sweep_limit}")
