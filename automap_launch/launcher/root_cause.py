@@ -15,7 +15,8 @@ _DISTRIBUTED = re.compile(
     r"|connection (closed|reset|refused)|socket closed|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED",
     re.IGNORECASE,
 )
-_RUNTIME_ERROR = re.compile(r"^\S*(JaxRuntimeError|XlaRuntimeError)\b")
+# By its type or, since dispatch turns some statuses into a ValueError, by its status code (absl::StatusCode).
+_RUNTIME_ERROR = re.compile(r"^(\S*(JaxRuntimeError|XlaRuntimeError)\b|\S+: [A-Z]+(_[A-Z]+)*: )")
 
 _HINTS = {
     signal.SIGKILL: "SIGKILL comes from outside, most often from the kernel or the batch system for want of memory: "
@@ -63,7 +64,7 @@ def root_cause(
         rank = min(suspended)
         return WorkerFailure(
             kind="worker",
-            message=f"rank {rank} stopped answering: its process is suspended (SIGSTOP, or a debugger)",
+            message="stopped answering: its process is suspended (SIGSTOP, or a debugger)",
             rank=rank,
             host=host,
             exit_code=exit_code(first.returncode),
@@ -104,7 +105,7 @@ def _failure(ending: Ending, host: str) -> WorkerFailure:
         )
     return WorkerFailure(
         kind="script",
-        message="ended by itself, without an exception",
+        message="the process ended by itself",
         rank=ending.rank,
         host=host,
         exit_code=code,

@@ -10,6 +10,9 @@ from automap_launch.launcher.failure import FailureRecord
 from automap_launch.launcher.root_cause import Ending, exit_code, root_cause
 
 GLOO = "JaxRuntimeError: UNKNOWN: Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:46091"
+GLOO_AT_DISPATCH = (
+    "ValueError: UNKNOWN: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer [127.0.0.1]:10400"
+)
 HEARTBEAT = "JaxRuntimeError: UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats)"
 
 
@@ -50,7 +53,7 @@ def test_ranks_that_we_stopped_do_not_count() -> None:
     assert cause_of(Ending(0, 9, 101.0), died(1, 99.0, signal.SIGABRT)) == (1, 134)
 
 
-@pytest.mark.parametrize("message", [GLOO, HEARTBEAT])
+@pytest.mark.parametrize("message", [GLOO, GLOO_AT_DISPATCH, HEARTBEAT])
 def test_a_script_error_before_the_runtime_errors_it_causes(message: str) -> None:
     assert cause_of(said(0, 10.0, message), said(1, 10.5, "ValueError: bad", 3)) == (1, 3)
 
