@@ -26,7 +26,7 @@ from automap_launch.launcher.spec import LaunchSpec
 from automap_launch.units import format_seconds
 
 _POLL_SECONDS = 0.05  # while waiting for processes that are not our children
-_KILL_SECONDS = 5.0  # SIGKILL works at once, unless a process hangs in the kernel
+_KILLS, _KILL_SECONDS = 10, 0.5  # SIGKILL works at once, unless a process hangs in the kernel
 _OUTPUT_SECONDS = 10.0  # for output that was written but not handled yet
 _EVENTS_SECONDS = 30.0  # the same for events
 # `timeout` and some process managers signal both the launcher and its process group: that is one Ctrl-C, not two.
@@ -84,8 +84,8 @@ class Attempt:
         self._feed: PipeReader | None = None
         self._events = EventLines(self._receive_event, terminal.say)
         self._met = False
-        self._interrupted: SignalReceived | None = None
-        self._told_to_stop = False
+        self._told_to_stop: SignalReceived | None = None
+        self._interrupted = False  # by that signal, and not by a failure before it
         self._stopped_at: float | None = None
         self._sent: set[signal.Signals] = set()
         self._suspended: list[int] = []
@@ -103,18 +103,12 @@ class Attempt:
         finally:
             self._stop()
             self._close()
-        if self._interrupted is not None:
-            signum = self._interrupted.signum
-            failure = WorkerFailure(
-                kind="signal",
-                message=f"the launch was ended by {signum.name}",
-                host=socket.gethostname(),
-                exit_code=128 + signum,
-                signal=signum.name,
-                crash=False,
-            )
-            return Outcome(failure, interrupted=True, may_restart=False)
-        return Outcome(late or self._root_cause(), interrupted=False, may_restart=not self._told_to_stop)
+        cause = late or self._root_cause()
+        told = self._told_to_stop
+        # `scancel` and the like signal workers and launcher alike, and a worker may be seen to end first.
+        if told and (self._interrupted or (cause and cause.exit_code == 128 + told.signum)):
+            return Outcome(_interruption(told.signum), interrupted=True, may_restart=False)
+        return Outcome(cause, interrupted=False, may_restart=told is None)
 
     def _start(self) -> None:
         spec, folder = self._spec, self._spec.folder
@@ -162,27 +156,29 @@ class Attempt:
                     if signum in PASSED_ON:
                         self._pass_on(signum)
                     else:
-                        self._interrupted = message
-                        self._told_to_stop = True
+                        self._told_to_stop = message
+                        self._interrupted = True
                         return None
         return None
 
     def _stop(self) -> None:
         """Ends every process: by the first signal, after the grace period by SIGKILL, at once by a Ctrl-C."""
-        clean = self._interrupted is None and all(w.exit and w.exit.returncode == 0 for w in self._workers)
+        clean = not self._interrupted and all(w.exit and w.exit.returncode == 0 for w in self._workers)
         if clean and self._wait_until_gone(self._grace):
             return  # what a script leaves in the background may finish within the grace period
         if left := self._left():
-            signum = self._interrupted.signum if self._interrupted else signal.SIGTERM
+            signum = self._told_to_stop.signum if self._told_to_stop else signal.SIGTERM
             self._announce_stop(signum, left)
             self._stopped_at = time.time()
             self._send(signum)
             self._send(signal.SIGCONT)  # a suspended process could not act on it
             if not self._wait_until_gone(self._grace):
                 self._terminal.say(f"killing what is left of {_ranks(self._left())}")
-                self._send(signal.SIGKILL)
-                if not self._wait_until_gone(_KILL_SECONDS):
-                    self._terminal.say(f"SIGKILL did not end {_ranks(self._left())}: a process hangs in the kernel")
+                for _ in range(_KILLS):  # a process may have been forked while the others were looked up
+                    self._send(signal.SIGKILL)
+                    if self._wait_until_gone(_KILL_SECONDS):
+                        return
+                self._terminal.say(f"SIGKILL did not end {_ranks(self._left())}: a process hangs in the kernel")
 
     def _wait_until_gone(self, seconds: float) -> bool:
         """False when something is left after `seconds`, or the user would not wait that long."""
@@ -199,7 +195,7 @@ class Attempt:
                 if message.signum in PASSED_ON:
                     self._pass_on(message.signum)
                     continue
-                self._told_to_stop = True
+                self._told_to_stop = self._told_to_stop or message
                 if self._stopped_at is None:  # the workers are done: only what they left behind is waited for
                     return False
                 if message.signum == signal.SIGINT and not self._same_ctrl_c(message):
@@ -214,8 +210,8 @@ class Attempt:
         return [worker.rank for worker in self._workers if worker.running or alive[worker.session]]
 
     def _same_ctrl_c(self, message: SignalReceived) -> bool:
-        first = self._interrupted
-        return first is not None and message.time - first.time < _SAME_CTRL_C_SECONDS
+        first = self._told_to_stop
+        return first is not None and message is not first and message.time - first.time < _SAME_CTRL_C_SECONDS
 
     def _send(self, signum: signal.Signals) -> None:
         self._sent.add(signum)
@@ -228,7 +224,7 @@ class Attempt:
             worker.send_to_worker(signum)
 
     def _announce_stop(self, signum: signal.Signals, left: Sequence[int]) -> None:
-        reason = f"{signum.name}: " if self._interrupted else ""
+        reason = f"{signum.name}: " if self._told_to_stop else ""
         again = " again" if signum == signal.SIGINT else ""
         within = format_seconds(self._grace)
         self._terminal.say(f"{reason}stopping {_ranks(left)}, within {within}; Ctrl-C{again} kills at once")
@@ -242,6 +238,10 @@ class Attempt:
         if self._feed is not None and not self._feed.finish(_EVENTS_SECONDS):
             self._terminal.say("events of rank 0 were lost: they were not handled in time")
         self._events.close()
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, SignalReceived) and message.signum not in PASSED_ON:
+                self._told_to_stop = self._told_to_stop or message
 
     def _root_cause(self) -> WorkerFailure | None:
         endings = []
@@ -272,6 +272,17 @@ class Attempt:
             self._terminal.output(data)
 
         return write
+
+
+def _interruption(signum: signal.Signals) -> WorkerFailure:
+    return WorkerFailure(
+        kind="signal",
+        message=f"the launch was ended by {signum.name}",
+        host=socket.gethostname(),
+        exit_code=128 + signum,
+        signal=signum.name,
+        crash=False,
+    )
 
 
 def _ranks(ranks: Sequence[int]) -> str:

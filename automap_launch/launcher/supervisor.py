@@ -85,7 +85,7 @@ def launch(
                 current.save(folder.launch_spec)
                 outcome = Attempt(
                     current,
-                    command=(*command, str(folder.launch_spec)),
+                    command=(*command, str(folder.launch_spec.resolve())),
                     extra_environment=config.env,
                     grace_seconds=parse_duration(config.grace_period),
                     on_event=on_event,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -62,6 +63,7 @@ def test_the_script_gets_ctrl_c_and_may_save(tmp_path: Path) -> None:
     launcher = room.launcher_process()
     room.wait_for("up")
     launcher.send_signal(signal.SIGINT)
+    time.sleep(0.1)  # two at the very same time would be one
     launcher.send_signal(signal.SIGINT)  # as `timeout` does: the launcher and its group
     assert end(launcher) == 130
     assert (tmp_path / "saved").exists()
@@ -87,6 +89,54 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
     assert end(launcher) == 130
     assert time.monotonic() - started < 5
     assert nothing_left_of(workers)
+
+
+def test_ctrl_c_while_a_failed_launch_is_stopped(tmp_path: Path) -> None:
+    room = make_room(
+        tmp_path,
+        """
+        if rank == 1:
+            wait_for("up")
+            os._exit(5)
+        signal.signal(signal.SIGTERM, lambda *_: touch("asked"))
+        touch("up")
+        while True:
+            time.sleep(60)
+        """,
+        processes=2,
+    )
+    launcher = room.launcher_process(grace_period="30s", max_restarts=3)
+    room.wait_for("asked")
+    started = time.monotonic()
+    launcher.send_signal(signal.SIGINT)
+    assert end(launcher) == 5, "the failure came first"
+    assert time.monotonic() - started < 5
+    assert json.loads((tmp_path / "result.json").read_text())["attempts"] == 1
+
+
+def test_a_signal_to_workers_and_launcher_alike_is_no_failure_of_a_worker(tmp_path: Path) -> None:
+    """`scancel` signals every process of a job; a worker may be seen to end before the launcher's own signal."""
+    room = make_room(
+        tmp_path,
+        """
+        if rank == 1:
+            signal.signal(signal.SIGTERM, lambda *_: touch("asked"))
+        touch(f"up_{rank}")
+        while not (run_dir / "told").exists():
+            time.sleep(0.01)
+        """,
+        processes=2,
+    )
+    launcher = room.launcher_process(max_restarts=3)
+    workers = room.wait_for("up_0", "up_1")
+    os.kill(workers[0], signal.SIGTERM)
+    room.wait_for("asked")
+    launcher.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    (tmp_path / "told").touch()
+    assert end(launcher) == 143
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["failure"]["kind"], result["attempts"]) == ("signal", 1)
 
 
 def test_user_signals_pass_through_to_the_workers_alone(tmp_path: Path) -> None:
