@@ -1,0 +1,109 @@
+"""The search as a Markov decision process: one episode is one plan.
+
+The potential of a partial plan is the lower cost of the two whole plans it is looked at through (`features.py`), and
+the reward of a decision is the drop of the potential. The rewards of an episode therefore sum to the cost of the first
+potential less that of its plan, whatever the look-ahead says on the way (potential-based shaping: Ng, Harada, Russell,
+1999). A plan that does not fit costs a finite penalty and is no dead end; only a state with no valid decision is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from automap_launch.plan.decision import Decision
+from automap_launch.search.evaluator import Evaluator
+from automap_launch.search.features import FEATURES, ActionFeatures, Array, LookAhead, look_ahead
+from automap_launch.search.space import Choice, Partial, PlanSpace
+
+# In units of log seconds: worse than any plan of sensible cost, and finite.
+DEAD_END_REWARD = -5.0
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the agent sees. `features`: float32[actions, features]. `mask`: bool[actions], True where valid."""
+
+    features: Array
+    mask: npt.NDArray[np.bool_]
+
+
+class SupportsEpisodes(Protocol):
+    """What an agent is trained on. `reset` returns None when there is nothing to decide."""
+
+    def reset(self) -> Observation | None: ...
+    def step(self, action: int) -> tuple[float, Observation | None]: ...
+
+
+class Environment:
+    """Episodes over `space`; every plan looked at on the way is evaluated and competes for the best.
+
+    Args:
+      memory_limit: bytes that a plan may use on a device.
+    """
+
+    def __init__(self, space: PlanSpace, evaluator: Evaluator, memory_limit: float) -> None:
+        self._space = space
+        self._evaluator = evaluator
+        self._memory_limit = memory_limit
+        self._start = space.start()
+        self._start_seen = self._look([self._start])[0]
+        self._features = ActionFeatures(space, self._start_seen, memory_limit)
+        self._partial, self._seen = self._start, self._start_seen
+        self._choices: Sequence[Choice] = ()
+        self._after: Sequence[LookAhead] = ()
+
+    @property
+    def decision(self) -> Decision:
+        """The plan of the episode; what is not decided is left as it is."""
+        return self._space.complete(self._partial, shard=False)
+
+    def reset(self) -> Observation | None:
+        """Begins an episode.
+
+        Raises:
+          SearchEnd: the search is over.
+        """
+        self._partial, self._seen = self._start, self._start_seen
+        return self._observe()
+
+    def step(self, action: int) -> tuple[float, Observation | None]:
+        """Takes the decision. Returns its reward and what comes next: None when the plan is complete or at a dead end.
+
+        Raises:
+          ValueError: the action is not valid.
+          SearchEnd: the search is over.
+        """
+        choice = self._choices[action]
+        if not choice.valid:
+            raise ValueError(f"action {action} of a {choice.kind} decision is masked")
+        before, after = self._seen, self._after[action]
+        self._partial, self._seen = choice.result, after
+        observation = self._observe()
+        reward = before.potential - after.potential
+        if observation is not None and not observation.mask.any():
+            return reward + DEAD_END_REWARD, None
+        return reward, observation
+
+    def _observe(self) -> Observation | None:
+        self._choices = self._space.choices(self._partial)
+        if not self._choices:
+            return None
+        mask = np.array([c.valid for c in self._choices])
+        valid = [c for c in self._choices if c.valid]
+        seen = self._look([c.result for c in valid])
+        features = np.zeros((len(mask), len(FEATURES)), np.float32)
+        features[mask] = self._features(valid, self._seen, seen) if valid else 0
+        after = iter(seen)
+        self._after = [next(after) if c.valid else self._seen for c in self._choices]
+        return Observation(features, mask)
+
+    def _look(self, partials: Sequence[Partial]) -> list[LookAhead]:
+        decisions = [self._space.complete(p, shard) for p in partials for shard in (False, True)]
+        estimates = self._evaluator.estimate_many(decisions)
+        pairs = zip(estimates[::2], estimates[1::2], strict=True)
+        return [look_ahead(plain, full, self._memory_limit) for plain, full in pairs]

@@ -1,0 +1,168 @@
+"""`search`: the best plan within a time box. The baselines come first: there is a plan from the first second on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from automap_launch.errors import NoPlanFitsError, PlanError
+from automap_launch.plan.decision import Decision
+from automap_launch.search.agent import Agent
+from automap_launch.search.config import SearchConfig
+from automap_launch.search.evaluator import EndReason, Evaluator, Limits, SearchEnd, SearchEvent
+from automap_launch.search.searchers import (
+    DQNSearcher,
+    EpisodeEvent,
+    HeuristicSearcher,
+    RandomSearcher,
+    Searcher,
+    sweep,
+)
+from automap_launch.search.space import CostModel, Estimate, Pins, PlanSpace
+from automap_launch.units import format_bytes, parse_duration
+
+SWEEP = "enumeration"
+
+
+@dataclass(frozen=True)
+class AgentReport:
+    """The best that the searcher found on its own, before the remaining plans were tried one by one.
+
+    `seconds`: when it found it. `gap`: its step time over the search's best one, less 1.
+    """
+
+    best_step_seconds: float
+    seconds: float
+    gap: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The best plan that fits, and how it was found.
+
+    Attributes:
+      found_by: a baseline's name, `dqn`, `random`, `heuristic`, or `enumeration` for the plans tried after the agent.
+      evaluations: different plans evaluated. episodes: of the searcher.
+      baselines: their estimates by name, also of those that do not fit or that a pin rules out; None: there is none.
+      agent: None when the search ended before the searcher found a plan that fits.
+      curve: every improvement, in order.
+      ended: why the search ended.
+      proven_optimal: every plan of the space was evaluated.
+      space_size: the number of plans in the space.
+    """
+
+    decision: Decision
+    estimate: Estimate
+    found_by: str
+    seconds: float
+    evaluations: int
+    episodes: int
+    baselines: dict[str, Estimate | None]
+    agent: AgentReport | None
+    curve: tuple[SearchEvent, ...]
+    ended: EndReason
+    proven_optimal: bool
+    space_size: int
+
+
+def search(
+    model: CostModel,
+    config: SearchConfig,
+    pins: Pins,
+    *,
+    baselines: Mapping[str, Decision | None],
+    on_improvement: Callable[[SearchEvent], None] = lambda event: None,
+    on_episode: Callable[[EpisodeEvent], None] = lambda event: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> SearchResult:
+    """Looks for the plan with the lowest predicted step time that fits and keeps to the pins.
+
+    Args:
+      baselines: plans of known kinds, by name; all are evaluated, those that the pins allow are in the race.
+      on_improvement: called with every new best plan, in this thread.
+      on_episode: called after every episode.
+      stop: asked before every evaluation; True ends the search with the best plan so far.
+
+    Raises:
+      NoPlanFitsError: no plan that was evaluated fits; the message says what the closest one needs.
+      PlanError: the pins leave no plan at all.
+    """
+    space = PlanSpace.pinned(model.program, model.cluster, pins)
+    memory_limit = model.cluster.device.memory_bytes * config.memory_fraction
+    budget = parse_duration(config.budget)
+    # With a count of evaluations the result must not depend on the clock more than it has to.
+    idle = budget * config.patience if config.max_evaluations is None else float("inf")
+    evaluator = Evaluator(model, space, Limits(budget, idle, config.max_evaluations, stop), on_improvement)
+    known = {name: decision for name, decision in baselines.items() if decision is not None}
+    estimates = evaluator.seed(known, in_race={name for name, decision in known.items() if pins.allows(decision)})
+    searcher = _searcher(config, memory_limit)
+    ended = _run(searcher, space, evaluator, on_episode, config)
+    if evaluator.best is None:
+        raise _no_plan(evaluator, memory_limit)
+    best = evaluator.best
+    own = evaluator.best_by.get(searcher.name)
+    return SearchResult(
+        decision=best.decision,
+        estimate=best.estimate,
+        found_by=best.found_by,
+        seconds=evaluator.seconds,
+        evaluations=evaluator.evaluations,
+        episodes=evaluator.episode,
+        baselines={name: estimates.get(name) for name in baselines},
+        agent=_report(own, best) if own else None,
+        curve=tuple(evaluator.curve),
+        ended=ended,
+        proven_optimal=evaluator.remaining == 0,
+        space_size=space.size,
+    )
+
+
+def _searcher(config: SearchConfig, memory_limit: float) -> Searcher:
+    if config.method == "heuristic":
+        return HeuristicSearcher()
+    if config.method == "random":
+        return RandomSearcher(config.seed)
+    return DQNSearcher(Agent(config.agent, config.seed), memory_limit, config.sweep_limit)
+
+
+def _run(
+    searcher: Searcher,
+    space: PlanSpace,
+    evaluator: Evaluator,
+    on_episode: Callable[[EpisodeEvent], None],
+    config: SearchConfig,
+) -> EndReason:
+    try:
+        evaluator.found_by = searcher.name
+        searcher.run(space, evaluator, on_episode)
+        if config.method != "heuristic":
+            evaluator.found_by = SWEEP
+            sweep(space, evaluator)
+    except SearchEnd as end:
+        return end.reason
+    return "finished"
+
+
+def _report(own: SearchEvent, best: SearchEvent) -> AgentReport:
+    step_seconds = own.estimate.step_seconds
+    return AgentReport(step_seconds, own.seconds, step_seconds / best.estimate.step_seconds - 1)
+
+
+def _no_plan(evaluator: Evaluator, memory_limit: float) -> NoPlanFitsError | PlanError:
+    closest = evaluator.closest
+    if closest is None:
+        return PlanError(
+            f"no plan keeps to the pins: {evaluator.space.devices} devices leave none",
+            hint="loosen search.pin, or use a number of devices that divides the batch and the pinned groups",
+        )
+    memory = closest.memory
+    parts = [
+        f"{name} {format_bytes(getattr(memory, name))}"
+        for name in ("parameters", "optimizer", "gradients", "activations")
+    ]
+    return NoPlanFitsError(
+        f"no plan fits: of the {evaluator.evaluations} plans evaluated, the closest needs {memory.total} bytes "
+        f"({format_bytes(memory.total)}) a device, and a plan may use {int(memory_limit)} bytes "
+        f"({format_bytes(memory_limit)}) there. It needs {', '.join(parts)}",
+        hint="use more devices or a smaller batch, loosen search.pin, or raise search.memory_fraction",
+    )

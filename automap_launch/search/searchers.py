@@ -1,0 +1,153 @@
+"""What can look for a plan, behind one interface. A searcher proposes plans to the evaluator until that ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+
+from automap_launch.search.agent import Agent
+from automap_launch.search.environment import Environment
+from automap_launch.search.evaluator import Evaluator
+from automap_launch.search.space import PlanSpace
+
+SWEEP_BATCH = 256
+
+
+@dataclass(frozen=True)
+class EpisodeEvent:
+    """After each episode.
+
+    Attributes:
+      episode: counted from 1. epsilon: its share of random decisions, None for a searcher without one.
+      loss: mean over its learning steps, None before learning begins.
+      best_step_seconds: of the best plan so far that fits, None while there is none.
+    """
+
+    episode: int
+    epsilon: float | None
+    loss: float | None
+    best_step_seconds: float | None
+    seconds: float
+    evaluations: int
+
+
+OnEpisode = Callable[[EpisodeEvent], None]
+
+
+class Searcher(Protocol):
+    """A way to look for a plan. `name` is what `found_by` says of the plans it finds."""
+
+    name: ClassVar[str]
+
+    def run(self, space: PlanSpace, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+        """Proposes plans; returns when it has nothing more to propose.
+
+        Raises:
+          SearchEnd: the evaluator's, when a limit is reached.
+        """
+
+
+class HeuristicSearcher:
+    """The simplest plans of every mesh: nothing sharded on `model`, and all that can be.
+
+    The baselines are evaluated before any searcher; this one gives an answer where the pins rule them out.
+    """
+
+    name: ClassVar[str] = "heuristic"
+
+    def run(self, space: PlanSpace, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+        if evaluator.best is None:
+            results = [c.result for c in space.choices(space.start()) if c.valid] or [space.start()]
+            evaluator.estimate_many([space.complete(result, shard) for result in results for shard in (False, True)])
+
+
+class RandomSearcher:
+    """Takes a random valid way at every decision."""
+
+    name: ClassVar[str] = "random"
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+
+    def run(self, space: PlanSpace, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+        while True:
+            partial = space.start()
+            while choices := [c for c in space.choices(partial) if c.valid]:
+                partial = choices[self._rng.integers(len(choices))].result
+            evaluator.episode += 1
+            evaluator.estimate(space.complete(partial, shard=False))
+            on_episode(_event(evaluator, None, None))
+
+
+class DQNSearcher:
+    """Rounds of an agent's episodes, until one brings nothing better.
+
+    Args:
+      memory_limit: bytes that a plan may use on a device.
+      sweep_limit: it goes on with a new round of exploration while more plans than this are left untried.
+    """
+
+    name: ClassVar[str] = "dqn"
+
+    def __init__(self, agent: Agent, memory_limit: float, sweep_limit: int) -> None:
+        self.agent = agent
+        self._memory_limit = memory_limit
+        self._sweep_limit = sweep_limit
+
+    def run(self, space: PlanSpace, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+        with _one_thread():
+            environment = Environment(space, evaluator, self._memory_limit)
+            while True:
+                self._round(environment, evaluator, on_episode)
+                if evaluator.remaining <= self._sweep_limit:
+                    return
+                self.agent.explore_anew()
+
+    def _round(self, environment: Environment, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+        config = self.agent.config
+        first = last_gain = self.agent.episodes
+        best = evaluator.best
+        while self.agent.episodes - max(last_gain, first + config.epsilon_episodes) < config.round_episodes:
+            evaluator.episode += 1
+            epsilon = self.agent.epsilon
+            loss = self.agent.run_episode(environment)
+            on_episode(_event(evaluator, epsilon, loss))
+            if evaluator.best is not best:
+                best, last_gain = evaluator.best, self.agent.episodes
+
+
+def sweep(space: PlanSpace, evaluator: Evaluator) -> None:
+    """Evaluates every plan that is left.
+
+    Raises:
+      SearchEnd: `exhausted` when done, or another limit before.
+    """
+    batch = []
+    for decision in space:
+        if evaluator.is_new(decision):
+            batch.append(decision)
+        if len(batch) == SWEEP_BATCH:
+            evaluator.estimate_many(batch)
+            batch = []
+    evaluator.estimate_many(batch)
+
+
+def _event(evaluator: Evaluator, epsilon: float | None, loss: float | None) -> EpisodeEvent:
+    best = evaluator.best.estimate.step_seconds if evaluator.best else None
+    return EpisodeEvent(evaluator.episode, epsilon, loss, best, evaluator.seconds, evaluator.evaluations)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """On small networks several threads only cost, and the order of their sums would depend on their number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
