@@ -37,9 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _WorkersMet:
-    """Rank 0 has written its first event in this attempt."""
-
-    attempt: int
+    """Rank 0 has written its first event."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +45,12 @@ class Outcome:
     """How an attempt ended.
 
     Attributes:
-      failure: None when every worker ended with 0.
-      interrupted: a signal to the launcher ended it.
-      may_restart: nobody has told the launcher to stop, before or after a failure.
+      failure: None when every worker ended with 0; of kind `signal` when a signal to the launcher ended it.
+      told_to_stop: the launcher got such a signal, if only after a failure.
     """
 
     failure: WorkerFailure | None
-    interrupted: bool
-    may_restart: bool
+    told_to_stop: bool
 
 
 class Attempt:
@@ -107,8 +103,8 @@ class Attempt:
         told = self._told_to_stop
         # `scancel` and the like signal workers and launcher alike, and a worker may be seen to end first.
         if told and (self._interrupted or (cause and cause.exit_code == 128 + told.signum)):
-            return Outcome(_interruption(told.signum), interrupted=True, may_restart=False)
-        return Outcome(cause, interrupted=False, may_restart=told is None)
+            cause = _interruption(told.signum)
+        return Outcome(cause, told_to_stop=told is not None)
 
     def _start(self) -> None:
         spec, folder = self._spec, self._spec.folder
@@ -144,13 +140,12 @@ class Attempt:
             except queue.Empty:
                 return self._late()
             match message:
-                # A message may be left over from the attempt before.
-                case WorkerExited(rank=rank, returncode=returncode) if message is self._workers[rank].exit:
+                case WorkerExited(rank=rank, returncode=returncode):
                     logger.info("rank %d ended with %d", rank, returncode)
                     if returncode != 0:
                         self._suspended = [worker.rank for worker in self._workers if worker.is_suspended()]
                         return None
-                case _WorkersMet(attempt=self._spec.attempt):
+                case _WorkersMet():
                     self._met = True
                 case SignalReceived(signum=signum):
                     if signum in PASSED_ON:
@@ -238,7 +233,7 @@ class Attempt:
         if self._feed is not None and not self._feed.finish(_EVENTS_SECONDS):
             self._terminal.say("events of rank 0 were lost: they were not handled in time")
         self._events.close()
-        while not self._inbox.empty():
+        while not self._inbox.empty():  # nothing may be left for the next attempt
             message = self._inbox.get()
             if isinstance(message, SignalReceived) and message.signum not in PASSED_ON:
                 self._told_to_stop = self._told_to_stop or message
@@ -263,7 +258,7 @@ class Attempt:
 
     def _receive_event(self, record: dict[str, Any]) -> None:
         if not self._met:
-            self._inbox.put(_WorkersMet(self._spec.attempt))
+            self._inbox.put(_WorkersMet())
         self._on_event(record)
 
     def _tee(self, log: RankLog) -> Callable[[bytes], None]:

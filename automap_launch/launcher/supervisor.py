@@ -93,14 +93,16 @@ def launch(
                     terminal=writer,
                     guardian=guardian,
                 ).run()
-                if outcome.failure is None:
+                failure = outcome.failure
+                if failure is None:
                     break
-                rank = outcome.failure.rank
-                log = None if rank is None else folder.rank_log(rank, attempt)
-                writer.show(failure_details(outcome.failure, log))
-                writer.say(failure_report(outcome.failure, log))
-                if not outcome.may_restart or outcome.failure.kind not in ("script", "worker"):
-                    break
+                if failure.rank is not None:
+                    log = folder.rank_log(failure.rank, attempt)
+                    failure = dataclasses.replace(failure, traceback_path=folder.relative(log))
+                writer.show(failure_details(failure, folder))
+                writer.say(failure_report(failure, folder))
+                if outcome.told_to_stop or failure.kind not in ("script", "worker"):
+                    break  # the user's wish, or a refusal that would come again
                 if attempt < config.max_restarts:
                     writer.say(f"restart {attempt + 1} of {config.max_restarts}")
     except OSError as error:
@@ -111,13 +113,10 @@ def launch(
         ) from error
     finally:
         writer.close(_TERMINAL_SECONDS)
-    failure = outcome.failure
-    if failure is not None and log is not None:
-        failure = dataclasses.replace(failure, traceback_path=folder.relative(log))
     return LaunchResult(
         exit_code=0 if failure is None else failure.exit_code or 1,
         failure=failure,
-        interrupted=outcome.interrupted,
+        interrupted=failure is not None and failure.kind == "signal",
         attempts=attempt + 1,
         started=started,
         ended=time.time(),
