@@ -77,27 +77,38 @@ def lower_step(
         module = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
         modules[platform] = jax_internals.portable_artifact(module)
         first = module if first is None else first
-    statics = jax_internals.static_arguments(function.jitted)
-    names = argument_paths(function, args, kwargs, *statics)
-    infos = jax.tree.leaves(traced.args_info)
-    outs = jax.tree.leaves(traced.out_info)
+    _, arguments, results = describe_call(function, args, kwargs, traced)
     exact_text = _without_addresses(jax_internals.module_text(first))
     return LoweredStep(
         modules=modules,
-        arguments=tuple(
-            Argument(name, tuple(aval.shape), str(aval.dtype), "other", bool(info.donated))
-            for name, aval, info in zip(names, traced.jaxpr.in_avals, infos, strict=True)
-        ),
-        results=tuple(
-            Result(name, tuple(out.shape), str(out.dtype))
-            for name, out in zip(result_paths(function, traced.out_info), outs, strict=True)
-        ),
+        arguments=arguments,
+        results=results,
         out_tree=jax.tree.structure(traced.out_info),
         text=jax_internals.module_text(first, elide_above=_TEXT_CONSTANT_ELEMENTS),
         sources=tuple(source_of(str(operation.location)) for operation in jax_internals.operations(first)),
         has_callbacks=callbacks,
         fingerprint=fingerprint_of(exact_text),
     )
+
+
+def describe_call(
+    function: HookedFunction, args: tuple[Any, ...], kwargs: dict[str, Any], traced: Any
+) -> tuple[list[Any], tuple[Argument, ...], tuple[Result, ...]]:
+    """Flat leaves, arguments and results of a traced call; roles are all `other`, `replaces` is None."""
+    leaves = jax_internals.flatten_arguments(function.jitted, args, kwargs)[1]
+    names = argument_paths(function, args, kwargs, *jax_internals.static_arguments(function.jitted))
+    avals = traced.jaxpr.in_avals[len(traced.jaxpr.in_avals) - len(leaves) :]
+    infos = jax.tree.leaves(traced.args_info)
+    outs = jax.tree.leaves(traced.out_info)
+    arguments = tuple(
+        Argument(name, tuple(aval.shape), str(aval.dtype), "other", bool(info.donated))
+        for name, aval, info in zip(names, avals, infos, strict=True)
+    )
+    results = tuple(
+        Result(name, tuple(out.shape), str(out.dtype))
+        for name, out in zip(result_paths(function, traced.out_info), outs, strict=True)
+    )
+    return leaves, arguments, results
 
 
 def traced_keeping_unused(function: HookedFunction) -> Any:

@@ -1,0 +1,111 @@
+"""Why no train step could be captured, in the user's words, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from automap_launch.errors import CaptureError
+from automap_launch.frontends.functions_seen import SeenFunction
+from automap_launch.frontends.recording import aval_bytes
+from automap_launch.train_step import SourceLine, StepIdentity
+from automap_launch.units import format_bytes
+
+_JOINED = (
+    "put both into one jitted function that takes and returns the state:\n"
+    "    @jax.jit\n"
+    "    def train_step(params, opt_state, batch):\n"
+    "        loss, grads = jax.value_and_grad(loss_fn)(params, batch)\n"
+    "        updates, opt_state = optimizer.update(grads, opt_state, params)\n"
+    "        return optax.apply_updates(params, updates), opt_state, loss"
+)
+_BY_NAME = "name the step with frontend.step=NAME"
+
+
+def listed(functions: Iterable[SeenFunction]) -> str:
+    """The jitted functions seen, one a line, with their calls."""
+    return "\n".join(f"    {f}: {f.count} call{'s' if f.count != 1 else ''}" for f in functions)
+
+
+def pmap(identity: StepIdentity) -> CaptureError:
+    return _at(
+        identity.source,
+        f"`{identity.name}` is compiled with jax.pmap, which fixes one form of parallelism",
+        "compile the step with jax.jit as for one device: automap-launch spreads it over all of them",
+    )
+
+
+def split_step(function: SeenFunction, others: Sequence[SeenFunction], line: SourceLine | None) -> CaptureError:
+    if others:
+        names = " and ".join(map(str, [function, *others]))
+        what = f"the training step is spread over several jitted functions: {names}"
+    else:
+        what = f"{function} returns gradients, and the parameters are updated outside of it, by code that is not jitted"
+    if line is not None:
+        what += f" (seen at its second call, {line})"
+    return _at(function.identity.source, what, _JOINED)
+
+
+def several_steps(steps: Sequence[SeenFunction], functions: Iterable[SeenFunction]) -> CaptureError:
+    names = " and ".join(map(str, steps))
+    return _at(
+        steps[0].identity.source,
+        f"the script trains with several steps: {names}. One plan serves one step",
+        f"join them into one jitted function, or {_BY_NAME}; the others then run as ordinary functions\n"
+        f"jitted functions seen:\n{listed(functions)}",
+    )
+
+
+def whole_loop(function: SeenFunction) -> CaptureError:
+    return _at(
+        function.identity.source,
+        f"{function} runs a whole training loop in one jitted call, so there is no single step to plan",
+        "jit one step, and call it in a Python loop over the batches: `for batch in batches: state, loss = "
+        "train_step(state, batch)`. A scan inside the step (layers, gradient accumulation) is fine",
+    )
+
+
+def no_step(functions: Sequence[SeenFunction]) -> CaptureError:
+    if not functions:
+        return CaptureError(
+            "the script ended and called no jitted function",
+            hint="decorate the function that does one training step (gradients and update) with @jax.jit; it takes "
+            "the state and a batch, and returns the new state",
+        )
+    return CaptureError(
+        "the script ended, and none of its jitted functions is a training step: a function that takes gradients, "
+        f"updates the state it is given and returns it\n  jitted functions seen:\n{listed(functions)}",
+        hint=f"{_JOINED}\n  or, if one of these is the step, {_BY_NAME}",
+    )
+
+
+def unknown_name(name: str, functions: Iterable[SeenFunction]) -> CaptureError:
+    seen = listed(functions) or "    none"
+    return CaptureError(
+        f"frontend.step={name}: the script called no jitted function of that name\n  jitted functions seen:\n{seen}",
+        hint="give one of these names, or leave frontend.step out",
+    )
+
+
+def named_is_no_step(function: SeenFunction) -> CaptureError:
+    return _at(
+        function.identity.source,
+        f"frontend.step={function.identity.name}: {function} was called {function.count} time(s) and returns nothing "
+        "that is the new value of what it was given",
+        _JOINED,
+    )
+
+
+def read_of_abstract(value: Any, limit_bytes: int, line: SourceLine | None) -> CaptureError:
+    size = format_bytes(aval_bytes(value.aval))
+    what = f"{value.aval.str_short()} ({size})"
+    return _at(
+        line,
+        f"the script reads the value of an array that stays abstract while capturing: {what}, itself or what it is "
+        f"made of being above frontend.materialize_limit={format_bytes(limit_bytes)}",
+        "read it after the first training step, or raise the limit: frontend.materialize_limit=1GiB",
+    )
+
+
+def _at(line: SourceLine | None, message: str, hint: str) -> CaptureError:
+    return CaptureError(message, hint=hint, file=line.file if line else None, line=line.line if line else None)
