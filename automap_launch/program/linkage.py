@@ -113,7 +113,7 @@ def _split(relation: Relations, single: Dim, factors: tuple[Dim, ...], classes: 
 
 
 def _useful(graph: Graph, relations: list[Relations], classes: _Classes) -> set[int]:
-    """Classes from whose sharding some operation gains: one that does not want the dim whole."""
+    """Classes from whose sharding some operation gains: one that has a float tensor there, and not whole."""
     useful: set[int] = set()
     for relation in relations:
         node = relation.node
@@ -121,6 +121,8 @@ def _useful(graph: Graph, relations: list[Relations], classes: _Classes) -> set[
             continue
         whole = set(relation.whole)
         for value in {*node.operands, *node.results}:
+            if not graph.values[value].is_float:
+                continue
             for dim, size in enumerate(graph.shape(value)):
                 if size > 1 and (value, dim) not in whole:
                     useful.add(classes.of((value, dim)))

@@ -42,7 +42,9 @@ def split_parts(graph: Graph, step: TrainStep, has_batch: list[bool]) -> Parts:
     leads = _leads_to(graph, touches)
     inner = []
     for k, node in enumerate(graph.nodes):
-        if touches[k] or (leads[k] and any(depends[v] for v in node.results)):
+        if node.name == "loop_carry" and not touches[k]:
+            parts[k] = "constant"  # it only names what the loop carries: parameters, sums of gradients
+        elif touches[k] or (leads[k] and any(depends[v] for v in node.results)):
             inner.append(k)
         elif not any(depends[v] for v in node.results):
             parts[k] = "constant"
@@ -53,12 +55,10 @@ def split_parts(graph: Graph, step: TrainStep, has_batch: list[bool]) -> Parts:
     return Parts(parts, parameters)
 
 
-def _is_float(graph: Graph, value: int) -> bool:
-    return graph.values[value].dtype.startswith(("float", "bfloat", "complex"))
-
-
 def _float_state(graph: Graph, step: TrainStep) -> tuple[int, ...]:
-    return tuple(k for k, a in enumerate(step.arguments) if a.role == "state" and _is_float(graph, graph.arguments[k]))
+    return tuple(
+        k for k, a in enumerate(step.arguments) if a.role == "state" and graph.values[graph.arguments[k]].is_float
+    )
 
 
 def _depends_on_batch(graph: Graph, step: TrainStep) -> list[bool]:
@@ -79,21 +79,16 @@ def _depends_on_batch(graph: Graph, step: TrainStep) -> list[bool]:
 
 
 def _leads_to(graph: Graph, targets: list[bool]) -> list[bool]:
-    """For each node, whether some result of it reaches a target node."""
+    """For each node, whether it reaches a target node within one round of the loops around it (the update of a loop
+    over whole training steps leads to the next round's forward part, and is an update all the same)."""
     needed = [False] * len(graph.values)
     leads = [False] * len(graph.nodes)
-    changed = True
-    while changed:
-        for k in range(len(graph.nodes) - 1, -1, -1):
-            node = graph.nodes[k]
-            leads[k] = any(needed[v] for v in node.results)
-            if leads[k] or targets[k]:
-                for v in node.operands:
-                    needed[v] = True
-        changed = False
-        for carried, handed_on in graph.back_edges:
-            if needed[carried] and not needed[handed_on]:
-                needed[handed_on] = changed = True
+    for k in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[k]
+        leads[k] = any(needed[v] for v in node.results)
+        if leads[k] or targets[k]:
+            for v in node.operands:
+                needed[v] = True
     return leads
 
 
@@ -104,7 +99,7 @@ def _parameters(
     comes_from = [0] * len(graph.values)
     for k, argument in enumerate(step.arguments):
         value = graph.arguments[k]
-        if argument.role == "state" and _is_float(graph, value) and not has_batch[value]:
+        if argument.role == "state" and graph.values[value].is_float and not has_batch[value]:
             comes_from[value] = 1 << k
     for k, node in enumerate(graph.nodes):
         if parts[k] == "constant":
@@ -137,7 +132,8 @@ def _gradients(
         changed = False
         for k in range(len(graph.nodes) - 1, -1, -1):
             node = graph.nodes[k]
-            if k in inside or parts[k] != "update" or wanted.isdisjoint(node.results):
+            passes = parts[k] == "update" or (node.name == "loop_carry" and k not in inside)
+            if not passes or wanted.isdisjoint(node.results):
                 continue
             wanted.update(node.operands)
             later = handed_on.get(node.results[0])

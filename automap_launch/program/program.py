@@ -37,20 +37,28 @@ class Value:
     def bytes(self) -> int:
         return self.size * ITEM_BYTES.get(self.dtype, 1)
 
+    @property
+    def is_float(self) -> bool:
+        """A float or complex tensor: what gradients and activations are."""
+        return self.dtype.startswith(("float", "bfloat", "complex"))
+
 
 @dataclass(frozen=True)
 class Op:
     """One operation.
 
     Attributes:
-      name: StableHLO's, without its dialect (`dot_general`).
+      name: StableHLO's, without its dialect (`dot_general`), and two more. `loop_carry`: a value that a loop carries,
+        as its body sees it (operand: the initial value); the loop's result is what its body hands on. `branch`: a
+        result of a case (operands: the index, then each branch's value; the operations of all branches are listed).
       operands, results: value ids.
       times: how often it runs in one step (the product of the trip counts of the loops around it).
       flops: of one run on whole tensors.
-      contracted: (operand position, dim) pairs whose sharding leaves the results a partial sum.
+      contracted: (operand position, dim) pairs whose sharding leaves the results a partial sum; both operands of a
+        dot are listed.
       whole: (value id, dim) pairs that must not be sharded when this op runs (a sorted dim, a spatial dim).
       fusable: elementwise or data movement that a compiler fuses into its neighbours.
-      part: of the step.
+      part: of the step; `constant` is what needs no batch data (a cast of a parameter, a step counter).
       source: the user's line it comes from, where known.
     """
 
@@ -104,7 +112,9 @@ class Program:
       arguments, results: value ids.
       parameters: argument indices that the forward part reads as trained state.
       groups: see `Group`. batch: the batch group's id, or None when the step has no batch.
-      dim_groups: for each value, the group id of each dim, or None (size 1, or bound to stay whole).
+      dim_groups: for each value, the group id of each dim, or None (size 1, or bound to stay whole). One group may
+        stand at two dims of a value (the scores of self-attention, a square matrix between residual streams); a mesh
+        axis shards the first of them that it divides.
       notes: what the analysis could not follow, with the user's line.
     """
 
