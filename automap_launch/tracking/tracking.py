@@ -6,6 +6,7 @@ Tracking never ends a launch: a backend that fails is named in one warning and l
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -38,7 +39,7 @@ class Tracking:
         self._lock = threading.RLock()
         self._search_in_evaluations = False
         self._search_started = time.monotonic()
-        self._last_search_point = -_SEARCH_POINT_SECONDS
+        self._last_search_point = -math.inf
         self._pending_search: dict[str, Any] | None = None
 
     @classmethod
