@@ -28,6 +28,7 @@ from automap_launch.units import parse_duration
 
 WORKER_COMMAND = (sys.executable, "-m", "automap_launch.launcher.worker")
 
+_REFUSALS = ("config", "capture", "plan")  # would come again: no restart
 _TERMINAL_SECONDS = 5.0  # for a slow terminal to take the last lines
 
 
@@ -101,8 +102,8 @@ def launch(
                     failure = dataclasses.replace(failure, traceback_path=folder.relative(log))
                 writer.show(failure_details(failure, folder))
                 writer.say(failure_report(failure, folder))
-                if outcome.told_to_stop or failure.kind not in ("script", "worker"):
-                    break  # the user's wish, or a refusal that would come again
+                if outcome.told_to_stop or failure.kind in _REFUSALS:
+                    break
                 if attempt < config.max_restarts:
                     writer.say(f"restart {attempt + 1} of {config.max_restarts}")
     except OSError as error:

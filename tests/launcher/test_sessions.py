@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +13,18 @@ from tests.launcher.harness import eventually
 
 
 @pytest.fixture
-def shell() -> Iterator[subprocess.Popen[bytes]]:
-    """A shell that leads a session of three: itself and two children, one in a process group of its own."""
-    process = subprocess.Popen(["bash", "-c", "sleep 60 & set -m; sleep 60 & wait"], start_new_session=True)
+def leader() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that leads a session of three: itself and two children, one in a process group of its own."""
+    code = """
+import subprocess, time
+subprocess.Popen(["sleep", "60"])
+subprocess.Popen(["sleep", "60"], process_group=0)
+print("up", flush=True)
+time.sleep(60)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
     yield process
     sessions.send(process.pid, signal.SIGKILL)
     process.wait()
@@ -24,21 +34,21 @@ def count(session: int) -> int:
     return len(sessions.members([session])[session])
 
 
-def test_members_and_send(shell: subprocess.Popen[bytes]) -> None:
-    eventually(lambda: count(shell.pid) == 3, "the shell has started both children")
-    sessions.send(shell.pid, signal.SIGKILL)
-    eventually(lambda: count(shell.pid) == 0, "all three are gone; the zombie does not count")
-    assert shell.wait() == -signal.SIGKILL
+def test_members_and_send(leader: subprocess.Popen[bytes]) -> None:
+    assert count(leader.pid) == 3
+    sessions.send(leader.pid, signal.SIGKILL)
+    eventually(lambda: count(leader.pid) == 0, "all three are gone; the zombie does not count")
+    assert leader.wait() == -signal.SIGKILL
 
 
-def test_is_suspended(shell: subprocess.Popen[bytes]) -> None:
-    assert not sessions.is_suspended(shell.pid)
-    shell.send_signal(signal.SIGSTOP)
-    eventually(lambda: sessions.is_suspended(shell.pid), "the shell is suspended")
+def test_is_suspended(leader: subprocess.Popen[bytes]) -> None:
+    assert not sessions.is_suspended(leader.pid)
+    leader.send_signal(signal.SIGSTOP)
+    eventually(lambda: sessions.is_suspended(leader.pid), "the leader is suspended")
 
 
-def test_without_proc(shell: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_proc(leader: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sessions, "PROC", tmp_path)
-    assert sessions.members([shell.pid]) == {shell.pid: [shell.pid]}
-    sessions.send(shell.pid, signal.SIGKILL)
-    assert shell.wait() == -signal.SIGKILL
+    assert sessions.members([leader.pid]) == {leader.pid: [leader.pid]}
+    sessions.send(leader.pid, signal.SIGKILL)
+    assert leader.wait() == -signal.SIGKILL
