@@ -132,7 +132,7 @@ def _gradients(
         changed = False
         for k in range(len(graph.nodes) - 1, -1, -1):
             node = graph.nodes[k]
-            passes = parts[k] == "update" or (node.name == "loop_carry" and k not in inside)
+            passes = k not in inside and (parts[k] == "update" or node.name == "loop_carry")
             if not passes or wanted.isdisjoint(node.results):
                 continue
             wanted.update(node.operands)
