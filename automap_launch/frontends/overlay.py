@@ -10,6 +10,7 @@ import os
 import shutil
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _DATA_CACHES = ("nltk_data", "scikit_learn_data", "tensorflow_datasets")
@@ -23,14 +24,15 @@ class Overlay:
 
     Args:
       root: folder that receives what is written; made when first needed.
+      keep: folders whose files are written in place.
       shared: another process writes the same paths in place at the same time. That a path exists may be its doing,
         so making it anew is no error.
     """
 
-    def __init__(self, root: Path, shared: bool = False) -> None:
+    def __init__(self, root: Path, keep: Sequence[Path] = (), shared: bool = False) -> None:
         self.root = os.path.abspath(root)
         self._shared = shared
-        self._kept = [self.root, *_system_folders()]
+        self._kept = [self.root, *map(os.path.abspath, keep), *_system_folders()]
         self._removed: set[str] = set()
 
     def keep(self, path: str) -> None:

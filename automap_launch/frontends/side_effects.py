@@ -26,7 +26,9 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 COLLECTIVE_WRITERS = ("orbax", "tensorstore")
 
 
-def redirect_writes(folder: Path, in_place: Sequence[str] = (), shared: bool = False) -> Callable[[], None]:
+def redirect_writes(
+    folder: Path, in_place: Sequence[str] = (), keep: Sequence[Path] = (), shared: bool = False
+) -> Callable[[], None]:
     """From now on, files that this process opens for writing are made below `folder`.
 
     Reading such a path finds what was written; renaming, removing and listing agree with it. System folders, caches
@@ -35,12 +37,13 @@ def redirect_writes(folder: Path, in_place: Sequence[str] = (), shared: bool = F
     Args:
       folder: receives the files, each at its absolute path below it.
       in_place: top-level packages whose writes are left alone (`COLLECTIVE_WRITERS` for workers).
+      keep: folders whose files are written in place.
       shared: another process runs the same script without redirection; see `Overlay`.
 
     Returns:
       A function that puts everything back.
     """
-    redirection = _Redirection(Overlay(folder, shared), frozenset(in_place))
+    redirection = _Redirection(Overlay(folder, keep, shared), frozenset(in_place))
     replacements: list[tuple[Any, str, Any]] = [
         (builtins, "open", redirection.open),
         (io, "open", redirection.open),

@@ -90,15 +90,11 @@ class Executable:
         if len(leaves) != len(self.arguments):
             raise ValueError(f"the step has {len(self.arguments)} arguments, got {len(leaves)}")
         placed = list(leaves)
-        if self.mesh.size == 1:
-            # Everything is where it must be; JAX takes numpy values itself, faster than they can be placed here.
-            away = [index for index, leaf in enumerate(placed) if is_deferred(leaf)]
-        else:
-            away = [
-                index
-                for index, (leaf, seen) in enumerate(zip(placed, self._seen, strict=True))
-                if getattr(leaf, "sharding", None) is not seen
-            ]
+        away = [
+            index
+            for index, (leaf, seen) in enumerate(zip(placed, self._seen, strict=True))
+            if getattr(leaf, "sharding", None) is not seen
+        ]
         deferred = [index for index in away if is_deferred(placed[index])]
         if deferred:
             self._create(placed, deferred)
@@ -108,7 +104,7 @@ class Executable:
             placed[index] = place(leaf, self.shardings[index], self.arguments[index].dtype)
             if placed[index] is leaf:
                 # Equivalent to the stored sharding but another object (XLA's own results): known from now on.
-                self._seen[index] = leaf.sharding
+                self._seen[index] = getattr(leaf, "sharding", self._seen[index])
         return placed
 
     def _create(self, placed: list[Any], deferred: Sequence[int]) -> None:

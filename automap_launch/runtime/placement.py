@@ -24,15 +24,19 @@ def is_deferred(leaf: Any) -> bool:
     return isinstance(leaf, jax.core.Tracer)
 
 
-def place(leaf: Any, sharding: NamedSharding, dtype: str) -> jax.Array:
+def place(leaf: Any, sharding: NamedSharding, dtype: str) -> Any:
     """`leaf` (numpy array, Python scalar, JAX array placed anyhow) as an array of `dtype` in `sharding`.
 
     Every process calls it with the same value. Only an array that already spans processes is moved by a collective.
+    On a mesh of one device a numpy array is returned as it is: `jax.jit` takes it from there, and copies it.
 
     Raises:
-      TypeError: `leaf` is a typed PRNG key and `dtype` is not, or the other way round.
+      TypeError: a typed PRNG key was expected.
     """
     if isinstance(leaf, jax.Array):
+        if getattr(leaf, "weak_type", False):
+            # The results of a module never are weakly typed: left as it is, the second step would compile anew.
+            leaf = jax.numpy.asarray(leaf, dtype=leaf.dtype)
         if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
             return leaf
         if not leaf.is_fully_addressable:
@@ -44,6 +48,8 @@ def place(leaf: Any, sharding: NamedSharding, dtype: str) -> jax.Array:
         return _place_local(leaf, sharding)
     if key_implementation(dtype):
         raise TypeError(f"a PRNG key of dtype {dtype} was expected, got {type(leaf).__name__}")
+    if sharding.num_devices == 1:
+        return np.asarray(leaf, dtype=np.dtype(dtype))
     value = np.array(leaf, dtype=np.dtype(dtype))
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding)

@@ -89,7 +89,7 @@ def test_what_is_removed_or_renamed_is_gone_for_the_script(redirected: Path) -> 
     assert not os.path.exists("data.txt")
     assert "data.txt" not in os.listdir()
     with pytest.raises(FileNotFoundError):
-        open("data.txt")
+        Path("data.txt").read_text()
     with pytest.raises(FileNotFoundError):
         os.remove("data.txt")
     os.rename("results", "renamed")
@@ -112,13 +112,13 @@ def test_a_folder_made_anew_after_its_removal_is_empty(redirected: Path) -> None
 
 def test_errors_are_those_of_an_ordinary_run(redirected: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        open("no/such/folder.txt", "w")
+        Path("no/such/folder.txt").write_text("x")
     with pytest.raises(FileExistsError):
         os.mkdir("results")
     with pytest.raises(FileExistsError):
-        open("data.txt", "x")
-    with pytest.raises(FileNotFoundError, match="'missing.txt'"):
-        open("missing.txt")
+        Path("data.txt").touch(exist_ok=False)
+    with pytest.raises(FileNotFoundError, match=r"'missing.txt'"):
+        Path("missing.txt").read_text()
 
 
 def test_beside_a_process_that_writes_in_place_existing_is_no_error(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,177 @@
+"""One world: a script on any rank sees one device, and reads any array as if it lay there.
+
+What JAX tells of devices and processes depends on who asks: the script and the libraries it uses see one device in
+one process; JAX itself, and libraries that save checkpoints collectively, see what there is.
+
+An array over several processes is read by gathering it first, which is a collective: since every rank runs the same
+script, all read in the same order. Only public names of JAX are replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import jax
+
+from automap_launch.frontends import jax_internals
+from automap_launch.frontends.jit_hook import real_jit
+
+# Top-level packages that see the real cluster.
+INSIDERS = frozenset({"jax", "jaxlib", "orbax", "tensorstore", "automap_launch"})
+
+_READS = (
+    "__array__",
+    "__bool__",
+    "__complex__",
+    "__dlpack__",
+    "__float__",
+    "__format__",
+    "__hex__",
+    "__index__",
+    "__int__",
+    "__iter__",
+    "__oct__",
+    "__reduce__",
+    "__repr__",
+    "__str__",
+    "item",
+    "tobytes",
+    "tolist",
+)
+
+
+def enter_single_world() -> Callable[[], None]:
+    """Makes the rest of this process see one device. Call it after `jax.distributed.initialize`.
+
+    Returns:
+      A function that brings back the real world.
+    """
+    here = jax.local_devices()[0]
+    replacements: dict[str, Callable[..., Any]] = {
+        "device_count": _for_outsiders(jax.device_count, lambda *_, **__: 1),
+        "local_device_count": _for_outsiders(jax.local_device_count, lambda *_, **__: 1),
+        "process_count": _for_outsiders(jax.process_count, lambda *_, **__: 1),
+        "process_index": _for_outsiders(jax.process_index, lambda *_, **__: 0),
+        "devices": _for_outsiders(jax.devices, _one_of(jax.local_devices, here)),
+        "local_devices": _for_outsiders(jax.local_devices, _one_of(jax.local_devices, here)),
+        "device_put": _for_outsiders(jax.device_put, _unpinned_device_put(jax.device_put, here.platform)),
+        "make_mesh": _for_outsiders(jax.make_mesh, functools.partial(_make_mesh, jax.make_mesh, here)),
+    }
+    originals = {name: getattr(jax, name) for name in replacements}
+    for name, replacement in replacements.items():
+        setattr(jax, name, replacement)
+    release = read_everywhere() if jax.process_count() > 1 else lambda: None
+
+    def leave() -> None:
+        release()
+        for name, original in originals.items():
+            setattr(jax, name, original)
+
+    return leave
+
+
+def read_everywhere() -> Callable[[], None]:
+    """Makes the value of an array that spans processes readable on each of them.
+
+    `float(x)`, `np.asarray(x)`, `jax.device_get(x)`, `pickle`, iteration and formatting gather the array first. All
+    processes must read the same arrays in the same order.
+
+    Returns:
+      A function that takes it back.
+    """
+    array_type = type(jax.numpy.zeros(()))
+    originals = {name: getattr(array_type, name) for name in _READS if hasattr(array_type, name)}
+    for name, original in originals.items():
+        setattr(array_type, name, _gathering(original))
+
+    def release() -> None:
+        for name, original in originals.items():
+            setattr(array_type, name, original)
+
+    return release
+
+
+def whole(array: jax.Array) -> jax.Array:
+    """`array` with its value on every process; a collective where it is not there yet."""
+    if array.is_fully_addressable or array.is_fully_replicated:
+        return array
+    replicated = jax.sharding.NamedSharding(array.sharding.mesh, jax.sharding.PartitionSpec())
+    with jax_internals.evaluating():
+        return _replicate(replicated)(array)
+
+
+@functools.lru_cache(maxsize=64)
+def _replicate(sharding: Any) -> Callable[[jax.Array], jax.Array]:
+    replicate: Callable[[jax.Array], jax.Array] = real_jit()(lambda x: x, out_shardings=sharding)
+    return replicate
+
+
+def _gathering(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def read(self: jax.Array, *args: Any, **kwargs: Any) -> Any:
+        return original(whole(self), *args, **kwargs)
+
+    return read
+
+
+def _for_outsiders(real: Callable[..., Any], single: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(real)
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return (real if _asked_by_insider(sys._getframe(1)) else single)(*args, **kwargs)
+
+    return answer
+
+
+def _asked_by_insider(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in INSIDERS
+
+
+def _one_of(local_devices: Callable[..., list[Any]], here: Any) -> Callable[..., list[Any]]:
+    """`jax.devices` of one world: the one device, or the first of another platform that was asked for by name."""
+
+    def devices(*args: Any, **kwargs: Any) -> list[Any]:
+        backend = kwargs.get("backend", args[-1] if args and isinstance(args[-1], str) else None)
+        return [here] if backend is None else local_devices(backend=backend)[:1]
+
+    return devices
+
+
+def _unpinned_device_put(real: Callable[..., Any], platform: str) -> Callable[..., Any]:
+    """`jax.device_put` onto the one device means: into the world, wherever the plan wants it.
+
+    A value put there stays free to be combined with arrays over the whole mesh, and those stay where they are.
+    """
+
+    def device_put(x: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if device is not None and not _is_the_device(device, platform):
+            return real(x, device, *args, **kwargs)
+        leaves, tree = jax.tree.flatten(x)
+        away = [index for index, leaf in enumerate(leaves) if not _spans_devices(leaf)]
+        for index, value in zip(away, real([leaves[i] for i in away], None, *args, **kwargs), strict=True):
+            leaves[index] = value
+        return jax.tree.unflatten(tree, leaves)
+
+    return device_put
+
+
+def _is_the_device(target: Any, platform: str) -> bool:
+    if isinstance(target, jax.Device):
+        return bool(target.platform == platform)
+    if isinstance(target, jax.sharding.Sharding):
+        ours = all(device.platform == platform for device in target.device_set)
+        return len(target.device_set) == 1 and ours and target.memory_kind in (None, "device")
+    return False
+
+
+def _spans_devices(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and len(leaf.sharding.device_set) > 1
+
+
+def _make_mesh(real: Callable[..., Any], here: Any, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("devices") is None:
+        kwargs["devices"] = [here]
+    return real(*args, **kwargs)

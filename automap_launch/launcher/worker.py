@@ -1,0 +1,206 @@
+"""A worker: runs the unmodified script with its step replaced by the plan's.
+
+Started as `python -m automap_launch.launcher.worker SPEC.json` by the supervisor, one process a rank.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import io
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from automap_launch.errors import AutomapError
+from automap_launch.frontends.config import FrontendConfig
+from automap_launch.frontends.side_effects import COLLECTIVE_WRITERS, redirect_writes
+from automap_launch.launcher.environment_record import write_environment
+from automap_launch.launcher.failure import FailureRecord
+from automap_launch.launcher.rendezvous import check_same_program, die_with_parent, leave_together, set_up_devices
+from automap_launch.launcher.spec import LaunchSpec
+from automap_launch.plan.layout import Layout
+from automap_launch.tracking.events import ReadyEvent
+from automap_launch.tracking.feed import Feed
+from automap_launch.tracking.meter import Meter
+from automap_launch.train_step import TrainStep
+from automap_launch.units import parse_bytes
+
+if TYPE_CHECKING:
+    from automap_launch.frontends.deferred import DeferredTrace
+    from automap_launch.frontends.lowering import LoweredStep
+    from automap_launch.frontends.substitute import StepReport, Substitute
+
+_OURS = str(Path(__file__).resolve().parent.parent) + os.sep
+
+# How long the script's exit handlers may take after a failure: the other ranks wait for this one to go.
+_LAST_WORDS_SECONDS = 10.0
+
+
+class StepObserver:
+    """Ends deferred creation at the first step, checks that ranks agree, and feeds the meter."""
+
+    def __init__(self, trace: DeferredTrace, meter: Meter) -> None:
+        self._trace = trace
+        self._meter = meter
+
+    def first_step(self) -> None:
+        self._trace.stop()
+
+    def lowered(self, lowered: LoweredStep) -> None:
+        from automap_launch.frontends.jax_internals import evaluating
+
+        with evaluating():
+            check_same_program(lowered.fingerprint)
+
+    def stepped(self, report: StepReport) -> None:
+        if report.compile_seconds is not None:
+            self._meter.compiled(report.compile_seconds, report.signature)
+        self._meter.step(report.outputs, examples=report.examples, tokens=report.tokens, markers=report.markers)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs one worker to its end; returns only when the script ended well, else leaves the process."""
+    die_with_parent()
+    spec, rank = LaunchSpec.load(Path(arguments[0])), int(os.environ["RANK"])
+    feed = Feed.from_environment()
+    meter = Meter(feed)
+    phase = "worker"
+    try:
+        set_up_devices(spec, rank)
+        write_environment(spec.folder.environment(rank))
+        _prepare(spec, rank, feed, meter)
+        phase = "script"
+        from automap_launch.frontends.script import run_script
+
+        run_script(spec.entry)
+    except BaseException as error:
+        if not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            _leave(_record(error, spec, rank, phase), meter)
+    # Before the interpreter's own end: steps in flight are reported while JAX is still there, the script's exit
+    # handlers run after that, and this process's leave-taking, which was registered first, after those.
+    meter.close()
+
+
+def _prepare(spec: LaunchSpec, rank: int, feed: Feed, meter: Meter) -> None:
+    """Makes the world in which the script runs."""
+    import jax
+
+    from automap_launch.frontends import jit_hook
+    from automap_launch.frontends.deferred import DeferredTrace
+    from automap_launch.frontends.world import enter_single_world, read_everywhere
+
+    atexit.register(leave_together)
+    frontend = FrontendConfig(**spec.frontend)
+    trace = DeferredTrace(parse_bytes(frontend.materialize_limit))
+    jit_hook.install(_substitute(spec, StepObserver(trace, meter)))
+    if rank == 0:
+        feed.send(ReadyEvent(time.time(), spec.processes, jax.device_count(), spec.attempt))
+    if frontend.world == "single":
+        enter_single_world()
+    elif spec.processes > 1:
+        read_everywhere()
+    if rank > 0:
+        os.environ["WANDB_MODE"] = "disabled"
+        redirect_writes(spec.folder.rank_files(rank), COLLECTIVE_WRITERS, keep=[spec.folder.logs], shared=True)
+    trace.start()
+
+
+def _substitute(spec: LaunchSpec, observer: StepObserver) -> Substitute:
+    from automap_launch.frontends.deferred import materialize
+    from automap_launch.frontends.substitute import Substitute
+    from automap_launch.runtime.executable import Executable
+    from automap_launch.runtime.mesh import make_mesh
+    from automap_launch.runtime.signatures import fit, same_state
+
+    step, layout = TrainStep.load(Path(spec.train_step)), Layout.load(Path(spec.layout))
+    mesh = make_mesh(layout.mesh)
+
+    def build(function: Any, lowered: LoweredStep) -> Executable:
+        fitted = fit(step, layout, lowered.arguments, lowered.results)
+        return Executable(function, fitted.arguments, fitted.results, fitted.layout, mesh, materialize=materialize)
+
+    return Substitute(
+        step,
+        spec.platform,
+        accepts=lambda arguments: same_state(step, arguments),
+        build=build,
+        observer=observer,
+    )
+
+
+def _record(error: BaseException, spec: LaunchSpec, rank: int, phase: str) -> int:
+    """Shows the failure, writes it down for the supervisor, and returns the exit code."""
+    from automap_launch.frontends.script import user_traceback
+
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    file = line = None
+    text, code, kind = "", 1, phase
+    if isinstance(error, AutomapError):
+        kind, code, file, line = error.kind, error.exit_code, error.file, error.line
+        message = error.message if error.hint is None else f"{error.message} ({error.hint})"
+        text = f"{message}\n"
+    elif phase == "worker" or _raised_by_us(error.__traceback__):
+        kind = "worker" if phase == "worker" else "internal"
+        text = "".join(traceback.format_exception(error))
+        message = f"{type(error).__name__}: {error}"
+    else:
+        failure = user_traceback(error, spec.entry)
+        message, file, line, text, code = failure.message, failure.file, failure.line, failure.text, failure.exit_code
+        if isinstance(error, SystemExit) and not isinstance(error.code, int):
+            print(error.code, file=sys.stderr)
+    if text:
+        print(text, file=sys.stderr, end="", flush=True)
+    FailureRecord(
+        rank=rank,
+        host=socket.gethostname(),
+        time=time.time(),
+        kind=kind,
+        message=message,
+        exit_code=code,
+        file=file,
+        line=line,
+        traceback=text,
+    ).save(spec.folder.rank_failure(rank, spec.attempt))
+    return code
+
+
+def _raised_by_us(trace: TracebackType | None) -> bool:
+    """Whether the innermost frame is this package's: then it is no doing of the script."""
+    frames = list(traceback.walk_tb(trace))
+    return bool(frames) and frames[-1][0].f_code.co_filename.startswith(_OURS)
+
+
+def _leave(code: int, meter: Meter) -> None:
+    """Ends the process now: a rank that lingers keeps the others waiting in a collective.
+
+    The script's exit handlers run and its open files are flushed, as at any end of Python, but within a time limit
+    and without taking leave of the other ranks.
+    """
+    watchdog = threading.Timer(_LAST_WORDS_SECONDS, os._exit, (code,))
+    watchdog.daemon = True
+    watchdog.start()
+    atexit.unregister(leave_together)
+    meter.close(timeout=1.0)
+    atexit._run_exitfuncs()
+    _flush_open_files()
+    os._exit(code)
+
+
+def _flush_open_files() -> None:
+    for stream in [o for o in gc.get_objects() if isinstance(o, (io.TextIOWrapper, io.BufferedWriter))]:
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile, or a pipe that nobody reads
+            stream.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
