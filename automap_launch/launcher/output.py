@@ -20,7 +20,7 @@ class RankLog:
         self._say = say
         self._lost = 0
         self._said = False
-        self._descriptor: int | None = None
+        self._append(b"")  # a worker that prints nothing has a log, too
 
     def write(self, data: bytes) -> None:
         if self._lost:

@@ -32,12 +32,13 @@ def test_a_hundred_thousand_lines(tmp_path: Path) -> None:
     assert room.terminal.getvalue() == expected
 
 
-def test_bytes_are_kept_and_partial_lines_are_shown_at_once(tmp_path: Path) -> None:
+def test_bytes_are_kept_and_partial_lines_are_shown_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     raw = b"\r 10%\r 20%\xff\x00\xc3"
     room = make_room(
         tmp_path,
         f"""
-        sys.stdout.buffer.write({raw!r}); sys.stdout.flush()
+        sys.stdout.buffer.write({raw!r})
         wait_for("seen")
         sys.stdout.buffer.write(b"\\xa4 end without newline")
         """,

@@ -244,7 +244,8 @@ def test_restarts(tmp_path: Path) -> None:
         print("attempt", attempt)
         if rank == 0:
             event(event="ready", attempt=attempt)
-        (run_dir / f"port_{attempt}").write_text(os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"])
+            (run_dir / f"port_{attempt}").write_text(os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"])
+        wait_for(f"port_{attempt}")
         spec = json.loads(Path(sys.argv[1]).read_text())
         assert spec["attempt"] == attempt
         assert spec["coordinator"] == os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"]
