@@ -48,8 +48,6 @@ LOOK_AHEAD_CALLS = 5
 LOOK_AHEAD_SECONDS = 2.0
 # A function without gradients inside is the step only if it was called this often and none with gradients came.
 WEAK_CALLS = 5
-# Values are computed for the script if all that is needed for them takes at most so many times the limit.
-AFFORDABLE = 32
 
 
 class StepDetector:
@@ -208,22 +206,20 @@ class StepDetector:
         nodes = history(value)
         calls = calls_in(nodes)
         line = current_line()
-        affordable = self._cost(nodes) <= AFFORDABLE * self.trace.limit_bytes
+        # What is merely moved exists already.
+        needed = max((node.nbytes for node in nodes if not node.moves), default=0)
+        affordable = needed <= self.trace.limit_bytes
         if not any(call.may_be_step for call in calls):
             if not affordable:
-                self.refuse(refusals.read_of_abstract(value, self.trace.limit_bytes, line))
+                self.refuse(refusals.read_of_abstract(value, needed, self.trace.limit_bytes, line))
             return evaluate([value])[0]
         if aval_bytes(value.aval) > self.trace.limit_bytes:
-            self.decide(refusals.read_of_abstract(value, self.trace.limit_bytes, line))
+            self.decide(refusals.read_of_abstract(value, needed, self.trace.limit_bytes, line))
         if self.stand_in_since is None:
             self.stand_in_since = time.monotonic()
         if not affordable:
             return _stand_in(value.aval)
         return evaluate([value], substitute=_stand_ins)[0]
-
-    def _cost(self, nodes: list[Node]) -> int:
-        # What is merely moved exists already.
-        return sum(node.nbytes for node in nodes if not node.moves)
 
     # The end
 

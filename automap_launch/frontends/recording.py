@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import jax
+
 # Where a value lies is decided when it is made; moving it is then nothing.
 _MOVES = frozenset({"device_put", "copy", "copy_p", "stage"})
 
@@ -94,6 +96,13 @@ def replay(
                 taken = inputs
             else:
                 made = node.primitive.bind(*inputs, **node.params)
-                taken = list(made) if node.primitive.multiple_results else [made]
+                # The barrier keeps XLA from fusing over it: the numbers are those of the operations one by one.
+                taken = [_barrier(x) for x in (made if node.primitive.multiple_results else [made])]
         results[id(node)] = taken
     return [read(value, results) for value in outputs]
+
+
+def _barrier(array: Any) -> Any:
+    if hasattr(array, "dtype") and jax.dtypes.issubdtype(array.dtype, jax.numpy.inexact):
+        return jax.lax.optimization_barrier(array)
+    return array

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from automap_launch.errors import CaptureError
 from automap_launch.frontends.functions_seen import SeenFunction
 from automap_launch.frontends.recording import aval_bytes
+from automap_launch.frontends.source_lines import is_users
 from automap_launch.train_step import SourceLine, StepIdentity
 from automap_launch.units import format_bytes
 
@@ -23,8 +25,14 @@ _BY_NAME = "name the step with frontend.step=NAME"
 
 
 def listed(functions: Iterable[SeenFunction]) -> str:
-    """The jitted functions seen, one a line, with their calls."""
-    return "\n".join(f"    {f}: {f.count} call{'s' if f.count != 1 else ''}" for f in functions)
+    """The jitted functions seen, one a line, with their calls; those of libraries only if there are no others."""
+    return "\n".join(f"    {f}: {f.count} call{'s' if f.count != 1 else ''}" for f in _users(functions))
+
+
+def _users(functions: Iterable[SeenFunction]) -> list[SeenFunction]:
+    seen = list(functions)
+    own = [f for f in seen if f.identity.source is None or is_users(f.identity.source.file)]
+    return own or seen
 
 
 def pmap(identity: StepIdentity) -> CaptureError:
@@ -36,6 +44,7 @@ def pmap(identity: StepIdentity) -> CaptureError:
 
 
 def split_step(function: SeenFunction, others: Sequence[SeenFunction], line: SourceLine | None) -> CaptureError:
+    others = [f for f in others if f.identity.source is None or is_users(f.identity.source.file)]
     if others:
         names = " and ".join(map(str, [function, *others]))
         what = f"the training step is spread over several jitted functions: {names}"
@@ -96,15 +105,23 @@ def named_is_no_step(function: SeenFunction) -> CaptureError:
     )
 
 
-def read_of_abstract(value: Any, limit_bytes: int, line: SourceLine | None) -> CaptureError:
-    size = format_bytes(aval_bytes(value.aval))
-    what = f"{value.aval.str_short()} ({size})"
+def read_of_abstract(value: Any, needed: int, limit_bytes: int, line: SourceLine | None) -> CaptureError:
+    own = aval_bytes(value.aval)
+    what = f"{value.aval.str_short()} ({format_bytes(own)})"
+    if own < needed:
+        what += f", which is made from an array of {format_bytes(needed)}"
     return _at(
         line,
-        f"the script reads the value of an array that stays abstract while capturing: {what}, itself or what it is "
-        f"made of being above frontend.materialize_limit={format_bytes(limit_bytes)}",
-        "read it after the first training step, or raise the limit: frontend.materialize_limit=1GiB",
+        f"the script reads the value of {what}. While capturing, arrays above frontend.materialize_limit="
+        f"{format_bytes(limit_bytes)} are described but not made",
+        f"read it after the first training step, or raise the limit: frontend.materialize_limit={_above(needed)}",
     )
+
+
+def _above(count: int) -> str:
+    """A round size above `count` bytes, as the config takes it."""
+    mebibytes = 2 ** max(0, math.ceil(math.log2(max(count, 1) / 2**20)))
+    return f"{mebibytes // 1024}GiB" if mebibytes >= 1024 else f"{mebibytes}MiB"
 
 
 def _at(line: SourceLine | None, message: str, hint: str) -> CaptureError:

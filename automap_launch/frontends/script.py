@@ -139,7 +139,8 @@ def _exit(error: SystemExit) -> UserFailure:
 
 def _strip(summary: traceback.TracebackException) -> None:
     frames = list(summary.stack)
-    first = next((i for i, frame in enumerate(frames) if is_users(frame.filename)), len(frames))
+    # What started the script is ours and `runpy`'s; the script's own frames come after.
+    first = max((i + 1 for i, frame in enumerate(frames) if frame.filename == "<frozen runpy>"), default=0)
     kept = [f for f in frames[first:] if not _is_ours(f.filename) and not f.filename.startswith("<frozen ")]
     summary.stack = traceback.StackSummary.from_list(kept)
     for cause in (summary.__cause__, summary.__context__):
