@@ -10,7 +10,7 @@ from types import FrameType
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Interrupted(BaseException):  # noqa: N818 - like KeyboardInterrupt, it is no error and passes `except Exception`
+class Interrupted(BaseException):
     """A signal that ends the launch."""
 
     def __init__(self, signum: int) -> None:

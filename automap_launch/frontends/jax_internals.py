@@ -95,6 +95,19 @@ def portable_artifact(module: Any) -> bytes:
     return bytes(_jax.mlir.serialize_portable_artifact(module, target, mixed))
 
 
+def drop_shardings(module: Any) -> None:
+    """Takes sharding annotations out of a module lowered for one device, where they say nothing.
+
+    JAX annotates the words of typed PRNG keys even there, with a mesh that has no devices and no definition.
+    """
+    annotations = [op for op in operations(module) if op.name == "sdy.sharding_constraint"]
+    for annotation in annotations:
+        annotation.results[0].replace_all_uses_with(annotation.operands[0])
+        annotation.erase()
+    for op in [op for op in operations(module) if op.name == "sdy.mesh"]:
+        op.erase()
+
+
 def operations(module: Any) -> Iterator[Any]:
     """Operations below `module` in pre-order; the module itself is not among them."""
     found: list[Any] = []

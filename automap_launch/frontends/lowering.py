@@ -75,6 +75,7 @@ def lower_step(
     first: Any = None
     for platform in platforms[:1] if callbacks else platforms:
         module = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
+        jax_internals.drop_shardings(module)
         modules[platform] = jax_internals.portable_artifact(module)
         first = module if first is None else first
     _, arguments, results = describe_call(function, args, kwargs, traced)

@@ -1,0 +1,330 @@
+"""What a launch does: capture -> search -> run, with `summary.json` and tracking kept up to date on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from pathlib import Path
+from typing import Any
+
+from automap_launch.cluster.cluster import Cluster
+from automap_launch.cluster.detect import detect_local
+from automap_launch.cluster.file import cluster_from_config, load_cluster, save_cluster
+from automap_launch.cluster.local_devices import local_devices
+from automap_launch.config import Config, resolve_entry
+from automap_launch.errors import AutomapError, ClusterMismatchError, ConfigError, ScriptError
+from automap_launch.frontends.capture import capture
+from automap_launch.interruption import Interrupted, interruptible
+from automap_launch.launcher.failure import WorkerFailure
+from automap_launch.launcher.spec import LaunchSpec
+from automap_launch.launcher.supervisor import launch
+from automap_launch.plan.baselines import baselines
+from automap_launch.plan.build import build_plan, decision_of
+from automap_launch.plan.cost import CostModel
+from automap_launch.plan.derive import derive_layout
+from automap_launch.plan.explain import explain
+from automap_launch.plan.file import check_plan, load_plan, save_plan
+from automap_launch.plan.layout import Layout
+from automap_launch.plan.pins import Pins
+from automap_launch.plan.plan import Origin, Plan
+from automap_launch.program.analyse import analyse
+from automap_launch.program.program import Program
+from automap_launch.run_folder import RunFolder
+from automap_launch.search.evaluator import SearchEvent
+from automap_launch.search.search import search
+from automap_launch.search.searchers import EpisodeEvent
+from automap_launch.summary import Summary
+from automap_launch.terminal import Terminal
+from automap_launch.tracking.report import parameter_shardings, read_run, write_report
+from automap_launch.tracking.tracking import Tracking
+from automap_launch.train_step import Entry, TrainStep
+from automap_launch.units import format_seconds, parse_duration
+
+
+class Workflow:
+    """One launch. `run` does what `mode` asks for; what it learns is in `summary.json` at any moment."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        terminal: Terminal,
+        resolved_config: dict[str, Any],
+        recipe_folders: list[Path],
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.terminal = terminal
+        self.resolved_config = resolved_config
+        self.recipe_folders = recipe_folders
+        self.summary = Summary(folder.summary, config.mode)
+        self.tracking: Tracking | None = None
+
+    def run(self) -> None:
+        """Runs the phases that `mode` asks for and records how it ended.
+
+        Raises:
+          AutomapError: what kept it from doing so.
+          Interrupted: a signal ended it.
+        """
+        try:
+            self._run()
+            self.summary.succeed()
+        except AutomapError as error:
+            self.summary.fail(error)
+            raise
+        except Interrupted as interrupted:
+            self.summary.interrupt(interrupted.name, interrupted.exit_code)
+            raise
+        except Exception as error:
+            self.summary.fail(AutomapError(f"{type(error).__name__}: {error}"))
+            raise
+        finally:
+            self._finish()
+
+    def _run(self) -> None:
+        mode = self.config.mode
+        entry = resolve_entry(self.config.entry, self.recipe_folders)
+        with interruptible():
+            cluster = self._find_cluster()
+            step = self._capture(entry, cluster)
+            if mode == "capture":
+                return
+            self.tracking = self._open_tracking()
+            program = self._analyse(step)
+            model = CostModel(program, cluster, self.config.search.memory_fraction)
+            plan = self._load_plan(program, cluster) if mode == "run" else self._search(model)
+            layout = derive_layout(program, decision_of(plan, program))
+            layout.save(self.folder.layout)
+            self._record_plan(plan, model)
+            if mode == "plan":
+                return
+            self._check_machine(cluster)
+        self._train(entry, cluster)
+
+    # Phases
+
+    def _find_cluster(self) -> Cluster:
+        self.summary.update(phase="cluster")
+        config, launcher = self.config.cluster, self.config.launcher
+        if config.is_local:
+            platform = None if config.platform == "auto" else config.platform
+            cluster = detect_local(platform, config.devices, launcher.processes)
+        else:
+            cluster = cluster_from_config(config)
+        save_cluster(cluster, self.folder.cluster)
+        self.summary.update(
+            cluster={
+                "name": cluster.name,
+                "digest": cluster.digest,
+                "platform": cluster.platform,
+                "hosts": cluster.hosts,
+                "devices_per_host": cluster.devices_per_host,
+            }
+        )
+        self.terminal.note(
+            f"cluster {cluster.name}: {cluster.hosts} x {cluster.devices_per_host} {cluster.device.name} "
+            f"({cluster.platform})"
+        )
+        return cluster
+
+    def _capture(self, entry: Entry, cluster: Cluster) -> TrainStep:
+        self.summary.update(phase="capture")
+        self.terminal.note(f"capturing the train step of {entry.script or entry.module}")
+        platforms = list(dict.fromkeys(("cpu", cluster.platform)))
+        step = capture(entry, self.config.frontend, platforms, self.folder.train_step, self.folder.capture_log)
+        self.summary.update(fingerprint=step.fingerprint, frontend=step.frontend)
+        state = sum(argument.role == "state" for argument in step.arguments)
+        where = f" ({step.identity.source})" if step.identity.source else ""
+        self.terminal.note(f"train step: {step.identity.name}{where}, {state} state tensors")
+        return step
+
+    def _analyse(self, step: TrainStep) -> Program:
+        self.summary.update(phase="search")
+        program = analyse(step)
+        for note in program.notes:
+            self.terminal.note(note)
+        return program
+
+    def _open_tracking(self) -> Tracking:
+        tracking = Tracking.open(self.config.tracking, self.folder, self.resolved_config, self.terminal.stream)
+        self.summary.update(tracking=tracking.info)
+        return tracking
+
+    def _search(self, model: CostModel) -> Plan:
+        assert self.tracking is not None
+        tracking, config = self.tracking, self.config.search
+        pins = Pins.resolve(config.pin, model.program, model.cluster)
+        known = baselines(model.program, model.cluster)
+        episode = 0
+
+        def on_improvement(event: SearchEvent) -> None:
+            origin = Origin(event.found_by, config.seed, event.evaluations, event.seconds)
+            save_plan(build_plan(event.decision, model, origin), self.folder.plan)
+            tracking.search(
+                episode=episode,
+                best_step_seconds=event.estimate.step_seconds,
+                evaluations=event.evaluations,
+                improvement={"found_by": event.found_by, **dataclasses.asdict(event.decision)},
+            )
+
+        def on_episode(event: EpisodeEvent) -> None:
+            nonlocal episode
+            episode = event.episode
+            tracking.search(
+                episode=event.episode,
+                best_step_seconds=event.best_step_seconds,
+                evaluations=event.evaluations,
+                epsilon=event.epsilon,
+                loss=event.loss,
+            )
+
+        tracking.search_started(seconds=parse_duration(config.budget), evaluations=config.max_evaluations)
+        try:
+            found = search(model, config, pins, baselines=known, on_improvement=on_improvement, on_episode=on_episode)
+        except Interrupted:
+            if self.folder.plan.exists():
+                self.terminal.note(f"the best plan so far is in {self.folder.plan}")
+            raise
+        finally:
+            tracking.search_ended()
+        plan = build_plan(found.decision, model, Origin(found.found_by, config.seed, found.evaluations, found.seconds))
+        save_plan(plan, self.folder.plan)
+        optimum = found.estimate.step_seconds if found.proven_optimal else None
+        self.summary.update(
+            search={
+                "seconds": found.seconds,
+                "evaluations": found.evaluations,
+                "episodes": found.episodes,
+                "predicted_step_seconds": found.estimate.step_seconds,
+                "baselines": {n: e.step_seconds if e and e.fits else None for n, e in found.baselines.items()},
+                "agent": dataclasses.asdict(found.agent) if found.agent else {},
+                "optimum_step_seconds": optimum,
+                "gap": 0.0 if found.proven_optimal else None,
+            }
+        )
+        how = "every plan was evaluated: this is the optimum" if found.proven_optimal else f"ended: {found.ended}"
+        self.terminal.note(
+            f"search: {found.evaluations} plans in {format_seconds(found.seconds)}, {found.episodes} episodes; {how}"
+        )
+        return plan
+
+    def _load_plan(self, program: Program, cluster: Cluster) -> Plan:
+        assert self.config.plan is not None
+        plan = check_plan(load_plan(Path(self.config.plan)), program, cluster, self.config.search.memory_fraction)
+        save_plan(plan, self.folder.plan)
+        self.summary.update(search={"predicted_step_seconds": plan.predicted.step_seconds})
+        return plan
+
+    def _record_plan(self, plan: Plan, model: CostModel) -> None:
+        assert self.tracking is not None
+        self.summary.update(
+            plan={
+                "path": self.folder.relative(self.folder.plan),
+                "mesh": plan.mesh,
+                "stages": len(plan.stages),
+                "micro_batches": plan.micro_batches,
+                "schedule": plan.schedule,
+                "found_by": plan.origin.searcher,
+            }
+        )
+        for table in explain(plan, model):
+            self.terminal.show(table)
+        device = model.cluster.device
+        self.tracking.plan(
+            self.folder.plan,
+            step_flops=float(sum(op.flops * op.times for op in model.program.ops)),
+            peak_flops=device.peak_flops["float32"],
+            hlo=self.folder.train_step / "step.hlo.txt",
+        )
+
+    def _check_machine(self, cluster: Cluster) -> None:
+        """Raises ClusterMismatchError when the plan's cluster is not the machine at hand."""
+        if self.config.cluster.is_local:
+            return
+        found = local_devices(cluster.platform)
+        if cluster.hosts == 1 and found >= cluster.devices_per_host:
+            return
+        wanted = f"{cluster.hosts} x {cluster.devices_per_host} {cluster.device.name} ({cluster.platform})"
+        raise ClusterMismatchError(
+            f"the plan is for {wanted}, and this machine has {found} device(s) of platform {cluster.platform}",
+            hint=f"the plan is in {self.folder.plan}; start it there with:\n    {self._command_for_plan()}",
+        )
+
+    def _command_for_plan(self) -> str:
+        entry = self.config.entry
+        program = ["-m", entry.module] if entry.module else [entry.script or ""]
+        plan = f"plan={self.folder.plan}"
+        return shlex.join(
+            ["automap-launch", "mode=run", f"cluster={self.config.cluster.name}", plan, "--", *program, *entry.args]
+        )
+
+    def _train(self, entry: Entry, cluster: Cluster) -> None:
+        assert self.tracking is not None
+        launcher = self.config.launcher
+        each = launcher.devices_per_process or cluster.devices_per_host // launcher.processes
+        if each * launcher.processes != cluster.devices_per_host:
+            raise ConfigError(
+                f"launcher.processes={launcher.processes} x devices_per_process={each} is not the "
+                f"{cluster.devices_per_host} devices of this host",
+                hint="set launcher.processes to a divisor of the host's devices, or cluster.devices to their product",
+            )
+        self.summary.update(phase="train")
+        spec = LaunchSpec(
+            run_dir=str(self.folder.root.resolve()),
+            entry=entry,
+            frontend=dataclasses.asdict(self.config.frontend),
+            platform=cluster.platform,
+            processes=launcher.processes,
+            devices_per_process=each,
+            train_step=str(self.folder.train_step.resolve()),
+            layout=str(self.folder.layout.resolve()),
+            heartbeat_seconds=parse_duration(launcher.heartbeat_timeout),
+            start_timeout_seconds=parse_duration(launcher.start_timeout),
+        )
+        result = launch(spec, launcher, self.folder, self.tracking.event, self.terminal.stream)
+        self.summary.update(attempts=result.attempts, train=self.tracking.train_summary())
+        if result.failure is not None:
+            raise _failed(result.failure, result.exit_code)
+
+    def _finish(self) -> None:
+        """Writes the report and closes tracking, however the run ended."""
+        if self.tracking is None:
+            return
+        try:
+            self._write_report()
+            self.tracking.report(self.folder.report)
+        except OSError as error:
+            self.terminal.note(f"cannot write {self.folder.report}: {error.strerror}")
+        self.tracking.finish(self.summary.record, self.summary.record["exit_code"])
+
+    def _write_report(self) -> None:
+        layout = Layout.load(self.folder.layout) if self.folder.layout.exists() else None
+        step = TrainStep.load(self.folder.train_step)
+        write_report(
+            self.folder.report,
+            summary=self.summary.record,
+            plan=dataclasses.asdict(load_plan(self.folder.plan)) if self.folder.plan.exists() else None,
+            parameters=parameter_shardings(step, layout) if layout else (),
+            device_memory_bytes=load_cluster(self.folder.cluster).device.memory_bytes,
+            **read_run(self.folder),
+        )
+
+
+def _failed(failure: WorkerFailure, exit_code: int) -> AutomapError | Interrupted:
+    """What ends the launch after a failure that the supervisor has shown to the user."""
+    if failure.kind == "signal":
+        return Interrupted(exit_code - 128)
+    error = ScriptError(
+        failure.message,
+        exit_code=exit_code,
+        rank=failure.rank,
+        host=failure.host,
+        signal=failure.signal,
+        traceback_path=failure.traceback_path,
+        file=failure.file,
+        line=failure.line,
+    )
+    error.kind = failure.kind
+    error.reported = True
+    return error
