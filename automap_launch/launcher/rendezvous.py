@@ -65,6 +65,8 @@ def set_up_devices(spec: LaunchSpec, rank: int) -> None:
         jax.config.update("jax_cuda_visible_devices", ",".join(map(str, local)))
     if spec.processes == 1:
         return
+    # It would catch SIGTERM and go on; a script is to end by it, or to handle it, as it does alone.
+    jax.config.update("jax_enable_preemption_service", False)
     if spec.platform == "cpu":
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(

@@ -1,4 +1,4 @@
-"""A launcher process for tests: `driver.py SPEC.json WORKER.py CONFIG_JSON`."""
+"""A launcher process for tests: `driver.py SPEC.json CONFIG_JSON WORKER_COMMAND...`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from automap_launch.launcher.supervisor import launch
 
 def main() -> int:
     spec = LaunchSpec.load(Path(sys.argv[1]))
-    config = LauncherConfig(**json.loads(sys.argv[3]))
+    config = LauncherConfig(**json.loads(sys.argv[2]))
 
     def ignore(_event: dict[str, Any]) -> None:
         pass
 
-    result = launch(spec, config, spec.folder, ignore, sys.stdout, command=[sys.executable, sys.argv[2]])
+    result = launch(spec, config, spec.folder, ignore, sys.stdout, command=sys.argv[3:])
     failure = None if result.failure is None else result.failure.error()
     (spec.folder.root / "result.json").write_text(json.dumps({"failure": failure, "attempts": result.attempts}))
     return result.exit_code

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,8 @@ class Room:
     start_timeout: float = 60.0
     terminal: io.StringIO = field(default_factory=io.StringIO)
     events: list[dict[str, Any]] = field(default_factory=list)
+    given: LaunchSpec | None = None
+    command: Sequence[str] = ()
 
     @property
     def program(self) -> Path:
@@ -68,7 +70,7 @@ class Room:
 
     @property
     def spec(self) -> LaunchSpec:
-        return LaunchSpec(
+        return self.given or LaunchSpec(
             run_dir=str(self.folder.root),
             entry=Entry(script="train.py"),
             frontend={},
@@ -87,14 +89,15 @@ class Room:
             self.folder,
             on_event or self.events.append,
             self.terminal,
-            command=[sys.executable, str(self.program)],
+            command=self.command or [sys.executable, str(self.program)],
         )
 
     def launcher_process(self, *, prefix: tuple[str, ...] = (), **config: Any) -> subprocess.Popen[str]:
         """A launcher of its own; what it prints goes to `launcher.txt`. Ends as `launch` says."""
         spec = self.folder.root / "given.json"
         self.spec.save(spec)
-        arguments = [str(spec), str(self.program), json.dumps(asdict(launcher_config(**config)))]
+        command = self.command or [sys.executable, str(self.program)]
+        arguments = [str(spec), json.dumps(asdict(launcher_config(**config))), *command]
         with (self.folder.root / "launcher.txt").open("w") as output:
             return subprocess.Popen(
                 [*prefix, sys.executable, str(DRIVER), *arguments],
