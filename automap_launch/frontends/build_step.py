@@ -11,7 +11,7 @@ import jax
 import jaxlib
 
 from automap_launch.frontends.deferred import is_deferred
-from automap_launch.frontends.functions_seen import Call, calls_in, history, result_of, unmoved
+from automap_launch.frontends.functions_seen import Call, calls_in, history, result_of, same_array, unmoved
 from automap_launch.frontends.lowering import lower_step
 from automap_launch.frontends.matching import match_by_structure
 from automap_launch.frontends.roles import assign_roles
@@ -36,7 +36,7 @@ def build_step(call: Call, before: Call | None, entry: Entry, platforms: Sequenc
         unchanged = {
             i
             for i, (new, old) in enumerate(zip(call.leaves, before.leaves, strict=True))
-            if unmoved(new) is unmoved(old) and i not in replaced.values()
+            if same_array(new, old) and i not in replaced.values()
         }
     for a, o in sorted(call.evidence.forwarded):
         if o not in replaced and a not in replaced.values() and a not in derived:

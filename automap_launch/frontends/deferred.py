@@ -20,6 +20,10 @@ from automap_launch.frontends.recording import Node, ancestors, aval_bytes, repl
 
 # Arrays of more elements are shown without their values.
 _SHOWN_ELEMENTS = 1000
+# Once this many times the limit has been made of arrays below it, those above a fraction of it are recorded as well:
+# a model of many arrays of medium size would otherwise be made piece by piece.
+_MADE_LIMITS = 16
+_LATER_FRACTION = 64
 
 
 class Deferred(jax_internals.Tracer):  # type: ignore[misc]  # JAX is untyped
@@ -179,7 +183,8 @@ class DeferredTrace(jax_internals.EvalTrace):  # type: ignore[misc]  # JAX is un
     """Evaluates as JAX does, except what is too large, which it records.
 
     Args:
-      limit_bytes: an operation whose results are larger, together, is recorded.
+      limit_bytes: an operation whose results are larger, together, is recorded; a smaller size counts once many
+        arrays below it were made.
       on_read: gives the value of a deferred array that is read; by default it is made, on the default device.
     """
 
@@ -189,6 +194,7 @@ class DeferredTrace(jax_internals.EvalTrace):  # type: ignore[misc]  # JAX is un
         self.on_read = on_read or _make
         self.running = False
         self._tag: Any = None
+        self._made_bytes = 0
 
     def start(self) -> None:
         """Becomes the trace under which all threads evaluate."""
@@ -227,11 +233,17 @@ class DeferredTrace(jax_internals.EvalTrace):  # type: ignore[misc]  # JAX is un
                 raise
             return super().process_primitive(primitive, inputs, params)
         avals = list(made) if primitive.multiple_results else [made]
-        if not abstract and sum(map(aval_bytes, avals)) <= self.limit_bytes:
+        size = sum(map(aval_bytes, avals))
+        if not abstract and size <= self._limit_now():
+            self._made_bytes += size
             return super().process_primitive(primitive, inputs, params)
         node = Node(primitive, inputs, params, avals, tag)
         outputs = [Deferred(self, aval, node, index) for index, aval in enumerate(avals)]
         return outputs if primitive.multiple_results else outputs[0]
+
+    def _limit_now(self) -> int:
+        many = self._made_bytes > _MADE_LIMITS * self.limit_bytes
+        return self.limit_bytes // _LATER_FRACTION if many else self.limit_bytes
 
     def process_call(self, primitive: Any, f: Any, tracers: Any, params: Any, /) -> Any:
         with jax_internals.set_current_trace(self):

@@ -26,7 +26,7 @@ import numpy as np
 
 from automap_launch.errors import CaptureError
 from automap_launch.frontends import jax_internals, refusals
-from automap_launch.frontends.deferred import Deferred, DeferredTrace, evaluate, is_deferred
+from automap_launch.frontends.deferred import Deferred, DeferredTrace, evaluate, is_deferred, materialize
 from automap_launch.frontends.functions_seen import (
     Call,
     SeenFunction,
@@ -34,6 +34,7 @@ from automap_launch.frontends.functions_seen import (
     function_key,
     history,
     result_of,
+    same_array,
     unmoved,
 )
 from automap_launch.frontends.jit_hook import HookedFunction
@@ -154,10 +155,10 @@ class StepDetector:
             if i in carried or not is_deferred(unmoved(leaf)) or _is_another_steps(leaf):
                 continue
             nodes = history(leaf)
-            old = unmoved(before.leaves[i])
+            old = before.leaves[i]
             uses_results = any(c.function is call.function for c in calls_in(nodes))
             if uses_results and any(
-                unmoved(item) is old and node.tag is not before for node in nodes for item in node.inputs
+                same_array(item, old) and node.tag is not before for node in nodes for item in node.inputs
             ):
                 found[i] = nodes
         return found
@@ -212,7 +213,7 @@ class StepDetector:
         if not any(call.may_be_step for call in calls):
             if not affordable:
                 self.refuse(refusals.read_of_abstract(value, needed, self.trace.limit_bytes, line))
-            return evaluate([value])[0]
+            return materialize([value])[0]
         if aval_bytes(value.aval) > self.trace.limit_bytes:
             self.decide(refusals.read_of_abstract(value, needed, self.trace.limit_bytes, line))
         if self.stand_in_since is None:

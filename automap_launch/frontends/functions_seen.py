@@ -104,10 +104,16 @@ def unmoved(value: Any) -> Any:
     return value
 
 
+def same_array(one: Any, other: Any) -> bool:
+    """Whether both are the very same array, at most moved."""
+    one, other = (v.made if isinstance(v, Deferred) and v.made is not None else v for v in map(unmoved, (one, other)))
+    return one is other
+
+
 def result_of(value: Any) -> tuple[Call, int] | None:
     """The recorded call that `value` is a result of, and which; None when it is none."""
     value = unmoved(value)
-    if isinstance(value, Deferred) and is_deferred(value) and isinstance(value.node.tag, Call):
+    if isinstance(value, Deferred) and isinstance(value.node.tag, Call):
         return value.node.tag, value.index
     return None
 

@@ -50,7 +50,7 @@ def run_script(entry: Entry) -> None:
         sys.argv = [entry.script, *entry.args]
         sys.path[0:0] = [str(path.resolve().parent)]
         add_users_folder(path.resolve().parent)
-        runpy.run_path(str(path), run_name="__main__")
+        runpy.run_path(os.path.abspath(path), run_name="__main__")
     else:
         module = str(entry.module)
         sys.argv = [module, *entry.args]
