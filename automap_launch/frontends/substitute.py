@@ -154,6 +154,7 @@ class Substitute:
         return compiled
 
     def _compile(self, function: HookedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Compiled | None:
+        args, kwargs = jax.tree.map(_without_place, (args, kwargs))
         lowered = lower_step(function, args, kwargs, self._platforms)
         if not self._accepts(lowered.arguments):
             return None
@@ -244,6 +245,13 @@ def _unbound(array: jax.Array) -> jax.Array:
         data = jax.numpy.asarray(np.asarray(jax.random.key_data(array)))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
     return jax.numpy.asarray(np.asarray(array))
+
+
+def _without_place(leaf: Any) -> Any:
+    """The description of an array that lies in a plan's sharding, which must not get into the traced program."""
+    if not _is_concrete(leaf) or len(leaf.sharding.device_set) == 1:
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
 def _is_concrete(leaf: Any) -> bool:

@@ -64,6 +64,7 @@ def save(lowered: Any, identity: Any, run_dir: Path) -> None:
         results=tuple(results),
         modules=lowered.modules,
         fingerprint=lowered.fingerprint,
+        text=lowered.text,
         has_callbacks=lowered.has_callbacks,
     )
     mesh = OPTIONS["mesh"]

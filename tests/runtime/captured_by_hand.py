@@ -1,4 +1,4 @@
-"""A step captured by hand, so that the runtime's tests need no front end."""
+"""Steps captured by hand, so that the runtime's tests need no front end."""
 
 from __future__ import annotations
 
