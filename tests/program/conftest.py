@@ -10,6 +10,9 @@ import pytest
 from jax.extend import mlir
 from jax.extend.mlir.dialects import stablehlo
 
+from automap_launch.program.flatten import flatten
+from automap_launch.program.linkage import link
+from automap_launch.program.mlir import read_module
 from automap_launch.train_step import Argument, Result, SourceLine, StepIdentity, TrainStep, fingerprint_of
 
 BuildStep = Callable[..., TrainStep]
@@ -55,11 +58,41 @@ def make_step(
 
 def _sources(artifact: bytes) -> tuple[SourceLine | None, ...]:
     """Every operation is said to stand in `step.py`, at the line that is its position."""
-    from automap_launch.program.mlir import read_module
-
     return tuple(SourceLine("step.py", k) for k in range(read_module(artifact).operations))
 
 
 @pytest.fixture(scope="session")
 def build_step() -> BuildStep:
     return make_step
+
+
+class Linked:
+    """Classes of a function's arguments and results, by the analysis below `analyse`."""
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.step = make_step(function, (), *arguments)
+        self.graph = flatten(read_module(self.step.modules["cpu"]), self.step.sources)
+        self.linkage = link(self.graph)
+        self.arguments = [self.linkage.classes[v] for v in self.graph.arguments]
+        self.results = [self.linkage.classes[v] for v in self.graph.results]
+
+    def node(self, name: str) -> int:
+        """Index of the only node of that name."""
+        (found,) = [k for k, node in enumerate(self.graph.nodes) if node.name == name]
+        return found
+
+    def whole(self, name: str) -> set[tuple[str, int]]:
+        """Dims that the only node of that name wants whole: (`0` of the first operand or `-1` of the result, dim)."""
+        node = self.graph.nodes[self.node(name)]
+        slots = {v: str(k) for k, v in reversed(list(enumerate(node.operands)))} | {
+            v: str(-k - 1) for k, v in enumerate(node.results)
+        }
+        return {(slots[v], dim) for v, dim in self.linkage.whole[self.node(name)]}
+
+    def contracted(self, name: str) -> set[tuple[int, int]]:
+        return set(self.linkage.contracted[self.node(name)])
+
+
+@pytest.fixture(scope="session")
+def linked() -> Callable[..., Linked]:
+    return lambda function, *arguments: Linked(function, arguments)

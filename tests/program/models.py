@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,7 @@ def mlp(widths: tuple[int, ...] = (24, 64, 32, 8), batch: int = 16) -> Model:
                 x = jax.nn.relu(x)
         return jnp.mean((x - y) ** 2)
 
-    params = [{"w": Spec((a, b), F32), "b": Spec((b,), F32)} for a, b in zip(widths, widths[1:], strict=False)]
+    params = [{"w": Spec((a, b), F32), "b": Spec((b,), F32)} for a, b in itertools.pairwise(widths)]
     return trained(loss, params, Spec((batch, widths[0]), F32), Spec((batch, widths[-1]), F32))
 
 
@@ -105,7 +106,7 @@ def convolutional(batch: int = 8) -> Model:
         x = x - jnp.mean(x, (1, 2), keepdims=True)
         x = jax.nn.relu(conv(x, params["conv2"], 2))
         x = jnp.mean(x, (1, 2))
-        return -jnp.mean(jax.nn.log_softmax(x @ params["dense"])[jnp.arange(label.shape[0]), label])
+        return cross_entropy(x @ params["dense"], label)
 
     params = {"conv1": Spec((3, 3, 4, 16), F32), "conv2": Spec((3, 3, 16, 40), F32), "dense": Spec((40, 6), F32)}
     return trained(loss, params, Spec((batch, 12, 12, 4), F32), Spec((batch,), I32))

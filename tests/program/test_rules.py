@@ -1,0 +1,232 @@
+"""Each rule on the smallest program that shows it: which dims are tied, summed over, or wanted whole."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import ShapeDtypeStruct as Spec
+from jax import lax
+
+F32, I32 = jnp.float32, jnp.int32
+
+
+def f32(*shape):
+    return Spec(shape, F32)
+
+
+def i32(*shape):
+    return Spec(shape, I32)
+
+
+# (function, arguments, dims that must be one class, dims that must not): a dim is (argument, dim) or (-result - 1, dim)
+TIES = {
+    "elementwise": (
+        jnp.add,
+        [f32(4, 6), f32(4, 6)],
+        [((0, 0), (1, 0), (-1, 0)), ((0, 1), (-1, 1))],
+        [((0, 0), (0, 1))],
+    ),
+    "size 1 is broadcast, not tied": (jnp.add, [f32(4, 6), f32(1, 6)], [((0, 1), (1, 1))], [((0, 0), (1, 0))]),
+    "transpose": (lambda x: x.transpose(2, 0, 1) * 2, [f32(2, 4, 6)], [((0, 2), (-1, 0)), ((0, 0), (-1, 1))], []),
+    "matmul": (jnp.matmul, [f32(4, 6), f32(6, 8)], [((0, 0), (-1, 0)), ((0, 1), (1, 0)), ((1, 1), (-1, 1))], []),
+    "batched dot": (
+        lambda a, b: jnp.einsum("bik,bjk->bij", a, b),
+        [f32(2, 4, 6), f32(2, 8, 6)],
+        [((0, 0), (1, 0), (-1, 0)), ((0, 1), (-1, 1)), ((1, 1), (-1, 2)), ((0, 2), (1, 2))],
+        [((0, 1), (1, 1))],
+    ),
+    "reduce": (lambda x: jnp.sum(x, 1), [f32(4, 6, 8)], [((0, 0), (-1, 0)), ((0, 2), (-1, 1))], []),
+    "split goes to the major factor": (
+        lambda x: jnp.tanh(x).reshape(4, 2, 6) * 2,
+        [f32(4, 12)],
+        [((0, 1), (-1, 1))],
+        [((0, 1), (-1, 2))],
+    ),
+    "merge comes from the major factor": (
+        lambda x: jnp.tanh(x).reshape(8, 6) * 2,
+        [f32(2, 4, 6)],
+        [((0, 0), (-1, 0)), ((0, 2), (-1, 1))],
+        [((0, 1), (-1, 0))],
+    ),
+    "reshape of uneven runs": (lambda x: jnp.tanh(x).reshape(8, 3) * 2, [f32(4, 6)], [((0, 0), (-1, 0))], []),
+    "slice": (lambda x: jnp.tanh(x)[:, :4] * 2, [f32(8, 6)], [((0, 0), (-1, 0))], [((0, 1), (-1, 1))]),
+    "pad": (lambda x: jnp.tanh(jnp.pad(x, ((0, 0), (1, 2)))), [f32(8, 6)], [((0, 0), (-1, 0))], [((0, 1), (-1, 1))]),
+    "roll by pad keeps no tie": (
+        lambda x: jnp.tanh(lax.pad(jnp.tanh(x), 0.0, ((1, -1, 0), (0, 0, 0)))),
+        [f32(8, 6)],
+        [((0, 1), (-1, 1))],
+        [((0, 0), (-1, 0))],
+    ),
+    "concatenate": (
+        lambda a, b: jnp.tanh(jnp.concatenate([jnp.tanh(a), jnp.tanh(b)], 1)),
+        [f32(8, 6), f32(8, 4)],
+        [((0, 0), (1, 0), (-1, 0))],
+        [((0, 1), (-1, 1))],
+    ),
+    "reverse": (lambda x: jnp.tanh(jnp.tanh(x)[::-1]), [f32(8, 6)], [((0, 1), (-1, 1))], [((0, 0), (-1, 0))]),
+    "embedding lookup": (
+        lambda table, ids: jnp.tanh(table)[ids] * 2,
+        [f32(32, 6), i32(4, 8)],
+        [((0, 1), (-1, 2))],
+        [((0, 0), (-1, 0)), ((0, 0), (-1, 1))],
+    ),
+    "take_along_axis": (
+        lambda x, i: jnp.tanh(jnp.take_along_axis(jnp.tanh(x), i[:, None], 1)),
+        [f32(4, 6), i32(4)],
+        [((0, 0), (-1, 0))],
+        [],
+    ),
+    "arange counts as batching": (
+        lambda x, i: jnp.tanh(jnp.tanh(x)[jnp.arange(4), i]),
+        [f32(4, 6), i32(4)],
+        [((0, 0), (-1, 0))],
+        [],
+    ),
+    "scatter-add": (
+        lambda table, ids, rows: jnp.tanh(jnp.tanh(table).at[ids].add(rows)),
+        [f32(32, 6), i32(8), f32(8, 6)],
+        [((0, 0), (-1, 0)), ((0, 1), (2, 1), (-1, 1))],
+        [((2, 0), (0, 0))],
+    ),
+    "dynamic slice of a part": (
+        lambda x, i: jnp.tanh(lax.dynamic_slice(jnp.tanh(x), (i, 0), (4, 6))),
+        [f32(8, 6), i32()],
+        [((0, 1), (-1, 1))],
+        [((0, 0), (-1, 0))],
+    ),
+    "dynamic update": (
+        lambda x, u, i: jnp.tanh(lax.dynamic_update_slice(x, jnp.tanh(u), (i, 0))),
+        [f32(8, 6), f32(2, 6), i32()],
+        [((0, 0), (-1, 0)), ((0, 1), (1, 1))],
+        [((0, 0), (1, 0))],
+    ),
+    "sort": (
+        lambda x: jnp.tanh(jnp.sort(jnp.tanh(x), 1)),
+        [f32(8, 6)],
+        [((0, 0), (-1, 0))],
+        [((0, 1), (-1, 1))],
+    ),
+    "cumulative sum": (lambda x: jnp.tanh(jnp.cumsum(x, 1)), [f32(8, 6)], [((0, 0), (-1, 0))], []),
+    "convolution": (
+        lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),
+        [f32(8, 10, 10, 4), f32(3, 3, 4, 6)],
+        [((0, 0), (-1, 0)), ((0, 3), (1, 2)), ((1, 3), (-1, 3))],
+        [],
+    ),
+    "depthwise convolution": (
+        lambda x, w: lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=6
+        ),
+        [f32(8, 10, 10, 6), f32(3, 3, 1, 6)],
+        [((0, 0), (-1, 0)), ((0, 3), (1, 3), (-1, 3))],
+        [],
+    ),
+    "cholesky": (lambda x: jnp.tanh(jnp.linalg.cholesky(jnp.tanh(x))), [f32(4, 6, 6)], [((0, 0), (-1, 0))], []),
+    "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), [f32(4, 8)], [((0, 0), (-1, 0))], []),
+    "cond": (
+        lambda p, x: lax.cond(p > 0, jnp.tanh, lambda x: x * 2, x),
+        [i32(), f32(4, 6)],
+        [((1, 0), (-1, 0)), ((1, 1), (-1, 1))],
+        [],
+    ),
+    "top_k": (
+        lambda x: jnp.tanh(lax.top_k(jnp.tanh(x), 3)[0]),
+        [f32(4, 8)],
+        [((0, 0), (-1, 0))],
+        [((0, 1), (-1, 1))],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TIES)
+def test_ties(linked, name):
+    function, arguments, same, different = TIES[name]
+    found = linked(function, *arguments)
+
+    def class_of(dim):
+        place, k = dim
+        return (found.arguments[place] if place >= 0 else found.results[-place - 1])[k]
+
+    for dims in same:
+        classes = {class_of(dim) for dim in dims}
+        assert len(classes) == 1, f"{dims} are not one class: {classes}"
+        assert None not in classes, f"{dims} may not be sharded"
+    for left, right in different:
+        assert class_of(left) is None or class_of(left) != class_of(right), f"{left} and {right} are tied"
+
+
+def test_contracted_dims_of_a_dot_are_those_of_both_operands(linked):
+    found = linked(lambda a, b: jnp.einsum("bik,bkj->bij", a, b), f32(2, 4, 6), f32(2, 6, 8))
+    assert found.contracted("dot_general") == {(0, 2), (1, 1)}
+
+
+def test_a_sum_is_contracted_and_an_argmax_wants_its_dim_whole(linked):
+    assert linked(lambda x: jnp.sum(x, 1), f32(4, 6)).contracted("reduce") == {(0, 1)}
+    argmax = linked(lambda x: jnp.argmax(jnp.tanh(x), 1), f32(4, 6))
+    assert argmax.contracted("reduce") == set()
+    assert ("0", 1) in argmax.whole("reduce")
+
+
+def test_a_lookup_is_summed_over_the_shards_of_its_table(linked):
+    found = linked(lambda table, ids: table[ids], f32(32, 6), i32(8))
+    assert found.contracted("gather") == {(0, 0)}
+
+
+def test_updates_sharded_by_row_leave_a_partial_sum_of_a_scatter(linked):
+    found = linked(lambda ids, rows: jnp.zeros((32, 6)).at[ids].add(rows), i32(8), f32(8, 6))
+    assert found.contracted("scatter") == {(1, 0), (2, 0)}
+
+
+def test_rows_that_are_set_and_not_added_are_wanted_whole(linked):
+    found = linked(lambda t, ids, rows: jnp.tanh(t).at[ids].set(jnp.tanh(rows)), f32(32, 6), i32(8), f32(8, 6))
+    assert found.contracted("scatter") == set()
+    assert ("2", 0) in found.whole("scatter")
+
+
+def test_convolution_contracts_input_features_and_shards_no_spatial_dim(linked):
+    found = linked(*TIES["convolution"][:1], *TIES["convolution"][1])
+    assert found.contracted("convolution") == {(0, 3), (1, 2)}
+    assert found.arguments[0][1:3] == (None, None)
+    assert found.results[0][1:3] == (None, None)
+
+
+def test_minor_factor_of_a_split_is_wanted_whole(linked):
+    found = linked(lambda x: jnp.tanh(jnp.tanh(x).reshape(4, 2, 6)), f32(4, 12))
+    assert found.whole("reshape") == {("-1", 2)}
+
+
+def test_a_dim_walked_by_a_loop_is_never_sharded(linked):
+    def layers(x, w):
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]
+
+    found = linked(layers, f32(8, 6), f32(4, 6, 6))
+    assert found.arguments[1][0] is None
+    assert None not in found.arguments[1][1:]
+
+
+def test_pooling_wants_windows_whole_and_its_gradient_too(linked):
+    def pool(x):
+        x = jnp.tanh(x)
+        return jnp.sum(lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") ** 2)
+
+    found = linked(jax.grad(pool), f32(8, 4, 4, 6))
+    assert {dim for slot, dim in found.whole("select_and_scatter") if slot == "0"} == {1, 2}
+    assert {dim for slot, dim in found.whole("reduce_window") if slot == "0"} == {1, 2}
+    assert found.arguments[0][0] == found.results[0][0] is not None
+
+
+def test_weight_gradient_of_a_depthwise_convolution_ties_its_channels(linked):
+    function, arguments, _, _ = TIES["depthwise convolution"]
+    found = linked(jax.grad(lambda w, x: jnp.sum(function(x, w) ** 2)), arguments[1], arguments[0])
+    assert found.arguments[0][3] == found.arguments[1][3] == found.results[0][3] is not None
+
+
+def test_constant_mask_of_two_places_does_not_tie_them(linked):
+    def two(a, b):
+        zeros = jnp.zeros((4, 6))
+        return jnp.where(a > 0, a, zeros), jnp.where(b > 0, b, zeros)
+
+    found = linked(two, f32(4, 6), f32(4, 6))
+    assert found.arguments[0] == found.results[0]
+    assert set(found.arguments[0]).isdisjoint(found.arguments[1])
