@@ -133,6 +133,9 @@ class CostModel:
         shares = table.shares(decisions)
         activations = shares @ self._live.activations.T
         gradients = shares @ self._live.gradients.T
+        if decisions[0].data > 1:
+            # Gradients that are reduced in one go are there twice: as the sums of this device and as those of all.
+            gradients += np.minimum(gradients, self._rows.rules.combine_bytes)
         peak = np.argmax(activations + gradients, axis=1)
         rows = np.arange(len(decisions))
         held = np.stack(

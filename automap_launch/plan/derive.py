@@ -29,6 +29,9 @@ def derive_layout(program: Program, decision: Decision) -> Layout:
         storage_spec(spec, argument.shape, mesh) if i in scattered else spec
         for i, (spec, argument) in enumerate(zip(compute, step.arguments, strict=True))
     )
+    # Only what the forward and backward parts read is gathered; the update works on the optimizer's shards as they are.
+    parameters = set(program.parameters)
+    compute = tuple(inside if i in parameters else storage[i] for i, inside in enumerate(compute))
     results = []
     for value, result in zip(program.results, step.results, strict=True):
         if result.replaces is not None and step.arguments[result.replaces].shape == result.shape:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 SCHEMA = 1
 
+# `none`: one stage. The others order the micro-batches of a pipeline.
+SCHEDULES = ("none", "gpipe", "1f1b")
+
 
 @dataclass(frozen=True)
 class GroupChoice:
@@ -24,6 +27,11 @@ class Stage:
     blocks: tuple[int, int]
     mesh: dict[str, int]
     devices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.blocks[0] <= self.blocks[1]:
+            raise ValueError(f"blocks are the first and the last one of the stage, got {list(self.blocks)}")
+        _check_mesh(self.mesh)
 
 
 @dataclass(frozen=True)
@@ -62,23 +70,59 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class ClusterId:
+    """The cluster that a plan was made for: its name, and `Cluster.digest` of what the costs depend on."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """A plan for one program on one cluster.
 
-    `cluster` holds `name` and `digest`; `storage` maps a state path to the axis over which it is stored sharded
-    where that differs from its compute sharding (ZeRO).
+    `mesh`: size by axis inside a stage, major axis first. `storage` maps a state path to the axis over which it is
+    stored sharded where that differs from its compute sharding (ZeRO).
     """
 
     fingerprint: str
-    cluster: dict[str, str]
+    cluster: ClusterId
     mesh: dict[str, int]
     groups: tuple[GroupChoice, ...]
     storage: dict[str, str]
     stages: tuple[Stage, ...]
     micro_batches: int
     schedule: str
+    allow_local_batch_stats: bool
     predicted: Predicted
     origin: Origin
-    allow_local_batch_stats: bool = False
     versions: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        _check_mesh(self.mesh)
+        ids = [group.id for group in self.groups]
+        for group in self.groups:
+            if ids.count(group.id) > 1:
+                raise ValueError(f"group {group.id} is there twice")
+            if group.axis is not None and group.axis not in self.mesh:
+                raise ValueError(
+                    f"group {group.id} is on the axis {group.axis!r}: the mesh has {', '.join(self.mesh)} (or null)"
+                )
+        for path, axis in self.storage.items():
+            if axis not in self.mesh:
+                raise ValueError(f"storage of {path} is on the axis {axis!r}: the mesh has {', '.join(self.mesh)}")
+        if not self.stages:
+            raise ValueError("stages is empty: a plan has at least one")
+        if self.micro_batches < 1:
+            raise ValueError(f"micro_batches is {self.micro_batches}: it is at least 1")
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule is {self.schedule!r}: expected one of {', '.join(SCHEDULES)}")
+
+
+def _check_mesh(mesh: dict[str, int]) -> None:
+    if not mesh:
+        raise ValueError("mesh is empty: it names at least one axis")
+    for axis, size in mesh.items():
+        if size < 1:
+            raise ValueError(f"mesh.{axis} is {size}: an axis has at least 1 device")

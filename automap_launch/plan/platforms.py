@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -13,15 +14,16 @@ class PlatformRules:
       reduce_scatter: a partial sum whose result is stored sharded becomes a reduce-scatter; without it, an all-reduce
         followed by a slice.
       wire_bytes: bytes of an item in a collective, by dtype, where they differ from the item's own.
-      combine_bytes: independent collectives are joined into one up to this size; 0: never.
+      combine_bytes: gradients' collectives are joined into buckets of this size.
     """
 
     reduce_scatter: bool
     wire_bytes: dict[str, int] = field(default_factory=dict)
-    combine_bytes: int = 0
+    combine_bytes: float = math.inf
 
 
-# GPU: xla_gpu_all_reduce_combine_threshold_bytes, 30 MiB by default. CPU: XLA widens 16-bit floats before it reduces.
+# CPU: XLA widens 16-bit floats before it reduces, and joins all that can be joined.
+# GPU: xla_gpu_all_reduce_combine_threshold_bytes is 30 MiB by default.
 _RULES = {
     "cpu": PlatformRules(reduce_scatter=False, wire_bytes={"bfloat16": 4, "float16": 4}),
     "cuda": PlatformRules(reduce_scatter=True, combine_bytes=30 * 2**20),

@@ -62,10 +62,9 @@ class MeshTable:
     def lane_seconds(self, totals: Array) -> Array:
         """float64[decisions, lanes]: seconds of each lane's collectives."""
         sizes, counts = totals[:, SIZES], totals[:, COUNTS].copy()
-        bucket = self._row_sets.rules.combine_bytes
-        if bucket:
-            joined = np.array([combinable for _, _, combinable in LANES])
-            counts[:, joined] = np.minimum(counts[:, joined], np.ceil(sizes[:, joined] / bucket))
+        joined = np.array([combinable for _, _, combinable in LANES])
+        buckets = np.maximum(np.ceil(sizes[:, joined] / self._row_sets.rules.combine_bytes), 1)
+        counts[:, joined] = np.minimum(counts[:, joined], buckets)
         seconds: Array = counts * self._alpha + sizes * self._beta
         return seconds
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -87,12 +88,13 @@ def mlp(width: int = 256, inputs: int = 64, classes: int = 16, batch: int = 32) 
             x = x if i == len(params) - 1 else jax.nn.relu(x)
         return optax.softmax_cross_entropy_with_integer_labels(x, batch["y"]).mean()
 
-    params = [{"w": _floats(a, b), "b": _floats(b)} for a, b in zip(sizes, sizes[1:], strict=False)]
+    params = [{"w": _floats(a, b), "b": _floats(b)} for a, b in itertools.pairwise(sizes)]
     return _adam_step(loss, params, {"x": _floats(batch, inputs), "y": _ints(batch)})
 
 
 @cache
 def transformer(
+    *,
     layers: int = 2,
     d_model: int = 128,
     heads: int = 8,

@@ -1,0 +1,75 @@
+"""Plans of known kinds. They are always in the race, so that a search is never worse than what one would do by hand."""
+
+from __future__ import annotations
+
+from automap_launch.cluster.cluster import Cluster
+from automap_launch.plan.decision import Decision
+from automap_launch.plan.sharding import why_invalid
+from automap_launch.program.program import Program
+
+BASELINES = ("single", "data_parallel", "zero_data_parallel", "megatron")
+
+
+def baselines(program: Program, cluster: Cluster) -> dict[str, Decision | None]:
+    """The baselines by name; None for one that this program or cluster does not allow.
+
+    `single`: one device, for reference. `data_parallel`: every device has its share of the batch and all of the model.
+    `zero_data_parallel`: the same with all state stored sharded. `megatron`: tensor parallelism inside a host, data
+    parallelism around it.
+    """
+    devices = cluster.devices
+    known: dict[str, Decision | None] = {
+        "single": Decision(1, 1),
+        "data_parallel": Decision(devices, 1) if devices > 1 else None,
+        "zero_data_parallel": Decision(devices, 1, storage="state") if devices > 1 else None,
+        "megatron": _megatron(program, cluster),
+    }
+    return {name: d if d is None or why_invalid(program, d) is None else None for name, d in known.items()}
+
+
+def _megatron(program: Program, cluster: Cluster) -> Decision | None:
+    """Shards inner dims (heads, feed-forward, vocabulary) over a host's devices, or over two where there is one host.
+
+    Each weight is cut along one dim, and two products in a row are cut by columns, then by rows: the stream between
+    layers stays whole. Smaller model axes are tried where the dims do not allow the first.
+    """
+    per_host = cluster.devices_per_host
+    model = per_host if cluster.hosts > 1 else 2
+    while model > 1:
+        data = cluster.devices // model
+        sharded = _inner_groups(program, model)
+        decision = Decision(data, model, sharded)
+        if per_host % model == 0 and sharded and why_invalid(program, decision) is None:
+            return decision
+        model -= 1
+    return None
+
+
+def _inner_groups(program: Program, model: int) -> frozenset[int]:
+    """Groups of weights' dims, but for the stream between layers, of which no two meet in one weight."""
+    weights = _weights(program)
+    uses: dict[int, int] = {}
+    for groups in weights:
+        for id_ in set(groups):
+            uses[id_] = uses.get(id_, 0) + 1
+    if not uses:
+        return frozenset()
+    stream = max(uses, key=lambda id_: (uses[id_], program.groups[id_].bytes))
+    chosen: set[int] = set()
+    for group in (program.groups[id_] for id_ in sorted(uses) if id_ != stream):
+        meets = any(group.id in groups and chosen & set(groups) for groups in weights)
+        twice = any(groups.count(group.id) > 1 for groups in weights)
+        if group.divisor % model == 0 and not meets and not twice:
+            chosen.add(group.id)
+    return frozenset(chosen)
+
+
+def _weights(program: Program) -> list[list[int]]:
+    """Groups of each operand without a batch dim of a product with one: the weights, as the products see them."""
+    found = []
+    for op in program.ops:
+        if op.name in ("dot_general", "convolution"):
+            sides = [[g for g in program.dim_groups[value] if g is not None] for value in op.operands]
+            weights = [side for side in sides if program.batch not in side]
+            found += [side for side in weights if len(side) > 1 and len(weights) < len(sides)]
+    return found
