@@ -59,7 +59,8 @@ def test_a_reader_that_stalls_costs_events_but_never_half_a_line(monkeypatch: py
     monkeypatch.setattr(feed_module, "_PATIENCE_SECONDS", 0.2)
     reader, writer = os.pipe()
     feed = Feed(writer)
-    sent, size = 100, 1500  # far more than the 64 KiB that a pipe holds
+    # Far more than the 64 KiB that a pipe holds, in lines too long to be written in one piece.
+    sent, size = 100, 9000
     begun = time.monotonic()
     for step in range(sent):
         feed.send(StepEvent(step=step, time=0.0, seconds=0.1, outputs={"x" * size: 1.0}))

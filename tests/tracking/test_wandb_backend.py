@@ -125,24 +125,6 @@ def test_a_failed_launch_is_a_failed_run(tmp_path: Path) -> None:
     assert only_run(tmp_path).exit_code == 3
 
 
-def test_the_environment_is_left_as_it_was_and_run_settings_of_the_script_are_not_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_RUN_ID", "scripts-own")
-    monkeypatch.setenv("WANDB_NAME", "scripts-name")
-    monkeypatch.setenv("WANDB_PROJECT", "scripts-project")
-    monkeypatch.setenv("WANDB_DIR", "/nonexistent")
-    before = dict(os.environ)
-    tracking = track(RunFolder(tmp_path))
-    assert dict(os.environ) == before  # while the run is on, which is when workers are started
-    tracking.finish({}, 0)
-    assert dict(os.environ) == before
-    run = only_run(tmp_path)
-    assert run.run_id != "scripts-own"
-    assert run.name != "scripts-name"
-    assert run.project == "automap-launch"
-
-
 def test_a_script_with_a_run_of_its_own_gives_two_complete_runs(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
@@ -204,6 +186,7 @@ def test_a_key_in_netrc_counts_for_its_own_server(tmp_path: Path) -> None:
 
 
 DRIVER = """
+    import os
     import sys
     from pathlib import Path
     from automap_launch.run_folder import RunFolder
@@ -213,9 +196,12 @@ DRIVER = """
 
     wandb_backend._SETTINGS.update(init_timeout=2.0)
     folder = RunFolder(Path(sys.argv[1]))
+    environment = dict(os.environ)
     tracking = Tracking.open(TrackingConfig(backend=sys.argv[2], mode=sys.argv[3]), folder, {}, sys.stderr)
+    assert dict(os.environ) == environment  # workers are started now, and inherit it
     tracking.event({"event": "step", "step": 1, "time": 0.0, "seconds": 0.1, "outputs": {"loss": 1.0}})
     tracking.finish({"status": "ok"}, 0)
+    assert dict(os.environ) == environment
     print(tracking.info["mode"], "wandb" in sys.modules)
 """
 
@@ -266,12 +252,27 @@ def test_offline_prints_one_line_of_ours_and_nothing_of_wandb(tmp_path: Path) ->
     assert lines[1].startswith("step 1")
 
 
+def test_run_settings_of_the_script_are_not_ours(tmp_path: Path) -> None:
+    """The environment names a run: the script's. Ours has its own id, name and place, and changes nothing there."""
+    own = {"RUN_ID": "scripts-own", "NAME": "scripts-name", "PROJECT": "scripts-project", "DIR": "/nonexistent"}
+    own |= {"RESUME": "must", "TAGS": "scripts", "SERVICE": "3-1-unix-/nonexistent", "SILENT": "false"}
+    result = drive(tmp_path, "wandb", "offline", **{f"WANDB_{k}": v for k, v in own.items()})
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "offline True\n"
+    run = only_run(tmp_path)
+    assert run.project == "automap-launch"
+    assert run.run_id != "scripts-own"
+    assert run.name != "scripts-name"
+    assert run.tags == []
+
+
 def test_a_failing_server_leaves_an_offline_run(tmp_path: Path) -> None:
     """Port 9 of this host refuses every connection."""
     result = drive(tmp_path, "wandb", "online", WANDB_API_KEY="a" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
     assert result.returncode == 0, result.stderr
     assert result.stdout.split()[0] == "offline"
     assert result.stderr.count("warning") == 1
+    assert "wandb: " not in result.stderr  # its own lines begin so
     assert only_run(tmp_path).history[0]["train/step"] == 1
 
 
