@@ -1,6 +1,7 @@
 """A script as a user writes it: an MLP with Adam, a last batch of 3 rows, evaluation, and files written at the end."""
 
 import csv
+import os
 import pickle
 import sys
 
@@ -9,7 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 2
+if "track" in sys.argv:
+    import wandb
+
+    tracker = wandb.init(project="mlp", mode="offline" if "WANDB_MODE" not in os.environ else None)
 rng = np.random.default_rng(0)
 inputs = rng.normal(size=(35, 16)).astype(np.float32)
 targets = (inputs @ rng.normal(size=(16, 4))).astype(np.float32)
@@ -53,19 +57,18 @@ print(
 )
 with open("log.csv", "a", newline="") as file:
     writer = csv.writer(file)
-    for epoch in range(EPOCHS):
+    for epoch in range(2):
         for start in range(0, 35, 8):
             batch = {"x": inputs[start : start + 8], "y": targets[start : start + 8]}
             state, metrics = train_step(state, batch)
             writer.writerow([epoch, start, float(metrics["loss"])])
-            print("loss", f"{metrics['loss']:.5f}")
+            print("= loss", float(metrics["loss"]))
         error = evaluate(state[0], inputs, jnp.asarray(targets))
         bound = jax.device_put(jnp.asarray(inputs), jax.devices()[0])
-        print("eval", f"{error:.5f}", f"{evaluate(state[0], bound, targets):.5f}")
-params = jax.device_get(state[0])
-with open("params.pkl", "wb") as file:
+        print("= eval", float(error), float(evaluate(state[0], bound, targets)))
+with open("state.pkl", "wb") as file:
     pickle.dump(jax.tree.map(np.asarray, state), file)
 np.save("w1.npy", state[0]["w1"])
-print(
-    "norm", f"{sum(float(jnp.sum(p**2)) for p in jax.tree.leaves(state[0])):.5f}", f"{float(state[0]['w1'][3, 5]):.5f}"
-)
+print("= norm", sum(float(jnp.sum(p**2)) for p in jax.tree.leaves(state[0])), float(state[0]["w1"][3, 5]))
+if "track" in sys.argv:
+    tracker.finish()
