@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 
 
 def names(file: str) -> list[str]:
@@ -27,8 +28,8 @@ def run(file: str, devices: int = 8) -> dict[str, str]:
     """Runs every check of `file`: name -> traceback, empty where it passed."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.runtime.{Path(file).stem}"],
-        cwd=HERE.parent.parent,
+        [sys.executable, "-m", ".".join((HERE / file).resolve().relative_to(ROOT).with_suffix("").parts)],
+        cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
