@@ -101,6 +101,7 @@ class Room:
         with (self.folder.root / "launcher.txt").open("w") as output:
             return subprocess.Popen(
                 [*prefix, sys.executable, str(DRIVER), *arguments],
+                stdin=subprocess.PIPE,  # like a terminal, it stays open
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 text=True,

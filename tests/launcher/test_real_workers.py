@@ -88,4 +88,5 @@ def test_sigterm_ends_real_workers_long_before_the_grace_period(prepared: Path, 
         assert time.monotonic() - started < 20
     finally:
         launcher.kill()
+        launcher.communicate()
     assert nothing_left_of(workers)

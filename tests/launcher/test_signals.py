@@ -13,9 +13,9 @@ import pytest
 
 from tests.launcher.harness import Room, eventually, is_alive, make_room, nothing_left_of
 
-# Two workers, each with a child, that wait for a signal.
+# Two workers, each with a child, that wait for a signal. Rank 1's child has a process group of its own.
 WAITING = """
-child = subprocess.Popen(["sleep", "60"])
+child = subprocess.Popen(["sleep", "60"], process_group=0 if rank == 1 else None)
 (run_dir / f"child_{rank}").write_text(str(child.pid))
 touch(f"up_{rank}")
 time.sleep(60)
@@ -23,10 +23,11 @@ time.sleep(60)
 
 
 def end(launcher: subprocess.Popen[str]) -> int:
-    try:
-        return launcher.wait(20)
-    finally:
-        launcher.kill()
+    with launcher:
+        try:
+            return launcher.wait(20)
+        finally:
+            launcher.kill()
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,7 @@ def test_ctrl_c_while_a_failed_launch_is_stopped(tmp_path: Path) -> None:
         if rank == 1:
             wait_for("up")
             os._exit(5)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: touch("asked"))
         touch("up")
         while True:
@@ -176,12 +178,18 @@ def test_nohup_survives_a_hang_up(tmp_path: Path) -> None:
     assert room.log(0) == "trained\n"
 
 
+def test_workers_have_no_stdin(tmp_path: Path) -> None:
+    room = make_room(tmp_path, "print(repr(sys.stdin.read()))")
+    assert end(room.launcher_process()) == 0
+    assert room.log(0) == "''\n"
+
+
 def kill_launcher(room: Room) -> list[int]:
     """SIGKILLs a launcher while its workers run; returns their process ids."""
     launcher = room.launcher_process()
     workers = room.wait_for("up_0", "up_1")
     launcher.kill()
-    launcher.wait(10)
+    assert end(launcher) == -signal.SIGKILL
     return workers
 
 
