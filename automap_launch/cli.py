@@ -10,7 +10,8 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 
 from automap_launch import command_line, recipe_group
@@ -44,6 +45,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _compose_and_launch(overrides: Sequence[str], terminal: Terminal) -> int:
+    _check_overrides(overrides)
     recipe_group.register()
     OmegaConf.register_new_resolver("new_run_folder", new_run_folder, use_cache=True, replace=True)
     # Hydra would print the error and end with 1; this makes it hand every error to us.
@@ -61,6 +63,21 @@ def _compose_and_launch(overrides: Sequence[str], terminal: Terminal) -> int:
     finally:
         os.environ.pop("HYDRA_FULL_ERROR", None)
     return next((code for code in exit_codes if code), 0)
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    """Raises ConfigError for an override that Hydra cannot read: it would not say which one it is."""
+    parser = OverridesParser.create()
+    for override in overrides:
+        if override.startswith("-"):
+            return  # flags of Hydra may have a value, `--config-dir DIR`: it parses what is left itself
+        try:
+            parser.parse_override(override)
+        except OverrideParseException as error:
+            raise ConfigError(
+                f"cannot read `{override}`: {str(error).splitlines()[0]}",
+                hint="settings are KEY=VALUE; quote a value with special characters: \"KEY='a[b]'\"",
+            ) from error
 
 
 def _hydra_main(task: Callable[[DictConfig], None]) -> Callable[[], None]:
