@@ -16,7 +16,7 @@ from automap_launch.search.config import AgentConfig
 from automap_launch.search.environment import Observation, SupportsEpisodes
 from automap_launch.search.features import FEATURES
 from automap_launch.search.network import MASKED, QNetwork
-from automap_launch.search.replay import NStep, PrioritisedReplay, Transition
+from automap_launch.search.replay import PrioritisedReplay, Step, Transition, transitions_of
 
 # Temporal-difference errors beyond it (in log seconds) pull linearly: a plan that does not fit is an outlier.
 HUBER_BETA = 0.1
@@ -43,7 +43,6 @@ class Agent:
         self.episodes = 0
         self.round_start = 0  # the episode at which exploration last began
         self.learning_steps = 0
-        self._waiting = NStep(config.n_step, config.discount)
 
     @property
     def epsilon(self) -> float:
@@ -71,18 +70,18 @@ class Agent:
 
     def run_episode(self, environment: SupportsEpisodes) -> float | None:
         """One episode of exploring and learning; returns the mean loss of its learning steps, if there were any."""
-        self._waiting.clear()
         losses = []
+        episode = []
         epsilon = self.epsilon
         observation = environment.reset()
         while observation is not None:
             action = self.act(observation, epsilon)
             reward, following = environment.step(action)
-            for transition in self._waiting.add(observation, action, reward, following):
-                self.replay.add(transition)
+            episode.append(Step(observation, action, reward))
             if len(self.replay) >= max(self.config.learning_starts, self.config.batch_size):
-                losses.append(self.learn())
+                losses += [self.learn() for _ in range(self.config.updates_per_decision)]
             observation = following
+        self.replay.add(transitions_of(episode, self.config.n_step, self.config.discount))
         self.episodes += 1
         return float(np.mean(losses)) if losses else None
 
@@ -106,7 +105,12 @@ class Agent:
         return float(loss.detach())
 
     def targets(self, transitions: list[Transition]) -> torch.Tensor:
-        """float32[transitions]: reward, and the discounted value of what follows where something does."""
+        """float32[transitions]: reward, and the discounted value of what follows where something does.
+
+        Plans and costs are deterministic, so what an episode got is within reach again: a target is never below it
+        (He et al., 2017, optimality tightening). Nor is the value of what follows below zero, since the plan that a
+        potential was read from can still be reached.
+        """
         targets = torch.tensor([t.reward for t in transitions], dtype=torch.float32)
         going = [i for i, t in enumerate(transitions) if t.following is not None]
         if going:
@@ -114,8 +118,8 @@ class Agent:
             discounts = torch.tensor([transitions[i].discount for i in going], dtype=torch.float32)
             with torch.no_grad():
                 value = double_value(self.online(features, mask), self.target(features, mask), mask)
-            targets[going] += discounts * value
-        return targets
+            targets[going] += discounts * value.clamp(min=0)
+        return torch.maximum(targets, torch.tensor([t.outcome for t in transitions], dtype=torch.float32))
 
 
 def double_value(online: torch.Tensor, target: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

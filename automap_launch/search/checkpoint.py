@@ -105,6 +105,7 @@ def _pack(transitions: list[Transition]) -> dict[str, np.ndarray]:
         "action": np.array([t.action for t in transitions], np.int64),
         "reward": np.array([t.reward for t in transitions], np.float64),
         "discount": np.array([t.discount for t in transitions], np.float64),
+        "outcome": np.array([t.outcome for t in transitions], np.float64),
     }
 
 
@@ -114,8 +115,8 @@ def _unpack(arrays: dict[str, np.ndarray]) -> list[Transition]:
         Observation(arrays["features"][end - count : end], arrays["mask"][end - count : end])
         for end, count in zip(ends, arrays["actions_of"], strict=True)
     ]
-    columns = (arrays[name].tolist() for name in ("state", "action", "reward", "discount", "following"))
+    columns = (arrays[name].tolist() for name in ("state", "action", "reward", "discount", "following", "outcome"))
     return [
-        Transition(seen[state], action, reward, discount, None if following < 0 else seen[following])
-        for state, action, reward, discount, following in zip(*columns, strict=True)
+        Transition(seen[state], action, reward, discount, None if following < 0 else seen[following], outcome)
+        for state, action, reward, discount, following, outcome in zip(*columns, strict=True)
     ]

@@ -39,7 +39,8 @@ class AgentConfig:
       n_step: rewards summed before the target network's estimate of the rest takes over.
       batch_size: transitions a learning step. replay_capacity: transitions kept.
       priority_exponent, importance_exponent: alpha and beta of prioritised replay; 0 is uniform, uncorrected.
-      learning_starts: transitions seen before the first learning step, of which one follows every decision.
+      learning_starts: transitions seen before the first learning step.
+      updates_per_decision: learning steps after each decision.
       target_interval: learning steps between two copies of the network into the target network.
       epsilon_start, epsilon_end, epsilon_episodes: share of random decisions, falling linearly over so many episodes.
         It is counted in episodes, not in seconds, so that the sequence of plans never depends on the clock.
@@ -54,11 +55,12 @@ class AgentConfig:
     replay_capacity: int = 20_000
     priority_exponent: float = 0.6
     importance_exponent: float = 0.4
-    learning_starts: int = 200
+    learning_starts: int = 64
+    updates_per_decision: int = 2
     target_interval: int = 100
-    epsilon_start: float = 0.9
-    epsilon_end: float = 0.05
-    epsilon_episodes: int = 150
+    epsilon_start: float = 0.4
+    epsilon_end: float = 0.1
+    epsilon_episodes: int = 100
     round_episodes: int = 150
 
     def __post_init__(self) -> None:
@@ -69,7 +71,15 @@ class AgentConfig:
             )
         if not 0 < self.discount <= 1:
             raise ValueError(f"search.agent.discount is above 0 and at most 1, got {self.discount}")
-        counts = ("hidden", "n_step", "batch_size", "target_interval", "epsilon_episodes", "round_episodes")
+        counts = (
+            "hidden",
+            "n_step",
+            "batch_size",
+            "updates_per_decision",
+            "target_interval",
+            "epsilon_episodes",
+            "round_episodes",
+        )
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"search.agent.{name} is at least 1, got {getattr(self, name)}")
@@ -88,8 +98,8 @@ class SearchConfig:
       budget: the search ends after this time at the latest.
       patience: it ends early when the best has not moved for this share of the budget.
       max_evaluations: it ends after this many evaluated plans; with it the result depends on `seed` alone.
-      sweep_limit: when the agent is done and at most this many plans are left, all of them are tried, which proves
-        the best one optimal; otherwise the agent explores anew.
+      sweep_limit: when the agent is done or out of patience and at most this many plans are left, all of them are
+        tried, which proves the best one optimal; with more left, the agent explores anew until patience ends.
       memory_fraction: the share of a device's memory that a plan may use.
     """
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from automap_launch.plan.decision import Decision
 from automap_launch.search.evaluator import Evaluator
 from automap_launch.search.features import FEATURES, ActionFeatures, Array, LookAhead, look_ahead
-from automap_launch.search.space import Choice, Partial, PlanSpace
+from automap_launch.search.space import Choice, Partial
 
 # In units of log seconds: worse than any plan of sensible cost, and finite.
 DEAD_END_REWARD = -5.0
@@ -40,19 +40,15 @@ class SupportsEpisodes(Protocol):
 
 
 class Environment:
-    """Episodes over `space`; every plan looked at on the way is evaluated and competes for the best.
+    """Episodes over the evaluator's space; every plan looked at on the way is evaluated and competes for the best."""
 
-    Args:
-      memory_limit: bytes that a plan may use on a device.
-    """
-
-    def __init__(self, space: PlanSpace, evaluator: Evaluator, memory_limit: float) -> None:
-        self._space = space
+    def __init__(self, evaluator: Evaluator) -> None:
+        self._space = evaluator.space
         self._evaluator = evaluator
-        self._memory_limit = memory_limit
-        self._start = space.start()
+        self._memory_limit = evaluator.model.memory_limit
+        self._start = self._space.start()
         self._start_seen = self._look([self._start])[0]
-        self._features = ActionFeatures(space, self._start_seen, memory_limit)
+        self._features = ActionFeatures(self._space, self._start_seen, self._memory_limit)
         self._partial, self._seen = self._start, self._start_seen
         self._choices: Sequence[Choice] = ()
         self._after: Sequence[LookAhead] = ()

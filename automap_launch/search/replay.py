@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,12 +15,22 @@ MIN_PRIORITY = 1e-3
 
 
 @dataclass(frozen=True)
+class Step:
+    """One decision of an episode."""
+
+    state: Observation
+    action: int
+    reward: float
+
+
+@dataclass(frozen=True)
 class Transition:
     """From a state to the one n decisions later.
 
     Attributes:
       reward: discounted sum of the rewards on the way. discount: of the value of `following`.
       following: None when the episode ended on the way.
+      outcome: discounted sum of all rewards to the episode's end.
     """
 
     state: Observation
@@ -29,34 +38,22 @@ class Transition:
     reward: float
     discount: float
     following: Observation | None
+    outcome: float
 
 
-class NStep:
-    """Turns the steps of an episode into `Transition`s over `n` steps, shorter ones at its end."""
-
-    def __init__(self, n: int, discount: float) -> None:
-        self._n = n
-        self._discount = discount
-        self._steps: deque[tuple[Observation, int, float]] = deque()
-
-    def __len__(self) -> int:
-        """Steps that wait for their successors; 0 between episodes."""
-        return len(self._steps)
-
-    def clear(self) -> None:
-        """Forgets an episode that was broken off."""
-        self._steps.clear()
-
-    def add(self, state: Observation, action: int, reward: float, following: Observation | None) -> list[Transition]:
-        """The transitions that are complete with this step."""
-        self._steps.append((state, action, reward))
-        done = []
-        while self._steps and (len(self._steps) == self._n or following is None):
-            total = sum(self._discount**k * step[2] for k, step in enumerate(self._steps))
-            first, first_action, _ = self._steps[0]
-            done.append(Transition(first, first_action, total, self._discount ** len(self._steps), following))
-            self._steps.popleft()
-        return done
+def transitions_of(episode: Sequence[Step], n: int, discount: float) -> list[Transition]:
+    """The n-step transitions of a whole episode, shorter ones at its end."""
+    outcomes = [0.0]
+    for step in reversed(episode):
+        outcomes.append(step.reward + discount * outcomes[-1])
+    outcomes.reverse()
+    transitions = []
+    for i, step in enumerate(episode):
+        end = min(i + n, len(episode))
+        reward = outcomes[i] - discount ** (end - i) * outcomes[end]
+        following = episode[end].state if end < len(episode) else None
+        transitions.append(Transition(step.state, step.action, reward, discount ** (end - i), following, outcomes[i]))
+    return transitions
 
 
 class SumTree:
@@ -73,12 +70,13 @@ class SumTree:
     def __getitem__(self, indices: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         return self._tree[self.leaves + indices]
 
-    def set(self, index: int, weight: float) -> None:
-        node = self.leaves + index
-        self._tree[node] = weight
-        while node > 1:
-            node //= 2
-            self._tree[node] = self._tree[2 * node] + self._tree[2 * node + 1]
+    def set(self, indices: npt.NDArray[np.int64], weights: npt.NDArray[np.float64]) -> None:
+        """Sets the weights at `indices`; of an index that occurs twice, the last."""
+        nodes = self.leaves + indices
+        self._tree[nodes] = weights
+        while nodes[0] > 1:
+            nodes = np.unique(nodes // 2)
+            self._tree[nodes] = self._tree[2 * nodes] + self._tree[2 * nodes + 1]
 
     def find(self, positions: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         """The leaf whose span of the running sum holds each position in [0, total)."""
@@ -111,13 +109,14 @@ class PrioritisedReplay:
     def __len__(self) -> int:
         return len(self.transitions)
 
-    def add(self, transition: Transition) -> None:
-        if len(self.transitions) < self._capacity:
-            self.transitions.append(transition)
-        else:
-            self.transitions[self._next] = transition
-        self._tree.set(self._next, self._highest**self._exponent)
-        self._next = (self._next + 1) % self._capacity
+    def add(self, transitions: Sequence[Transition]) -> None:
+        for transition in transitions:
+            if len(self.transitions) < self._capacity:
+                self.transitions.append(transition)
+            else:
+                self.transitions[self._next] = transition
+            self._tree.set(np.array([self._next]), np.array([self._highest**self._exponent]))
+            self._next = (self._next + 1) % self._capacity
 
     def sample(
         self, count: int, rng: np.random.Generator
@@ -131,10 +130,9 @@ class PrioritisedReplay:
 
     def update(self, indices: npt.NDArray[np.int64], errors: npt.NDArray[np.float32]) -> None:
         """Priorities follow the size of the temporal-difference errors."""
-        for index, error in zip(indices.tolist(), np.abs(errors).tolist(), strict=True):
-            priority = error + MIN_PRIORITY
-            self._highest = max(self._highest, priority)
-            self._tree.set(index, priority**self._exponent)
+        priorities = np.abs(errors.astype(np.float64)) + MIN_PRIORITY
+        self._highest = max(self._highest, float(priorities.max()))
+        self._tree.set(indices, priorities**self._exponent)
 
     def state(self) -> tuple[npt.NDArray[np.float64], int, float]:
         """Weights of the transitions, the place of the next one, the highest priority: all but the transitions."""
@@ -146,7 +144,7 @@ class PrioritisedReplay:
         """The inverse of `state`."""
         self.transitions = list(transitions)
         self._tree = SumTree(self._capacity)
-        for index, weight in enumerate(weights.tolist()):
-            self._tree.set(index, weight)
+        if transitions:
+            self._tree.set(np.arange(len(transitions)), weights)
         self._next = following
         self._highest = highest

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from automap_launch.errors import NoPlanFitsError, PlanError
+from automap_launch.plan.baselines import baselines as known_plans
 from automap_launch.plan.decision import Decision
+from automap_launch.plan.pins import Pins
 from automap_launch.search.agent import Agent
 from automap_launch.search.config import SearchConfig
 from automap_launch.search.evaluator import EndReason, Evaluator, Limits, SearchEnd, SearchEvent
@@ -18,7 +21,7 @@ from automap_launch.search.searchers import (
     Searcher,
     sweep,
 )
-from automap_launch.search.space import CostModel, Estimate, Pins, PlanSpace
+from automap_launch.search.space import CostModel, Estimate, PlanSpace
 from automap_launch.units import format_bytes, parse_duration
 
 SWEEP = "enumeration"
@@ -70,7 +73,7 @@ def search(
     config: SearchConfig,
     pins: Pins,
     *,
-    baselines: Mapping[str, Decision | None],
+    baselines: Mapping[str, Decision | None] | None = None,
     on_improvement: Callable[[SearchEvent], None] = lambda event: None,
     on_episode: Callable[[EpisodeEvent], None] = lambda event: None,
     stop: Callable[[], bool] = lambda: False,
@@ -78,7 +81,8 @@ def search(
     """Looks for the plan with the lowest predicted step time that fits and keeps to the pins.
 
     Args:
-      baselines: plans of known kinds, by name; all are evaluated, those that the pins allow are in the race.
+      baselines: plans of known kinds, by name; those of `plan/baselines.py` when None. All are evaluated, and those
+        that the pins allow are in the race.
       on_improvement: called with every new best plan, in this thread.
       on_episode: called after every episode.
       stop: asked before every evaluation; True ends the search with the best plan so far.
@@ -87,18 +91,19 @@ def search(
       NoPlanFitsError: no plan that was evaluated fits; the message says what the closest one needs.
       PlanError: the pins leave no plan at all.
     """
-    space = PlanSpace.pinned(model.program, model.cluster, pins)
-    memory_limit = model.cluster.device.memory_bytes * config.memory_fraction
+    space = PlanSpace.pinned(model.program, pins)
     budget = parse_duration(config.budget)
     # With a count of evaluations the result must not depend on the clock more than it has to.
-    idle = budget * config.patience if config.max_evaluations is None else float("inf")
+    idle = budget * config.patience if config.max_evaluations is None else math.inf
     evaluator = Evaluator(model, space, Limits(budget, idle, config.max_evaluations, stop), on_improvement)
+    if baselines is None:
+        baselines = known_plans(model.program, model.cluster)
     known = {name: decision for name, decision in baselines.items() if decision is not None}
     estimates = evaluator.seed(known, in_race={name for name, decision in known.items() if pins.allows(decision)})
-    searcher = _searcher(config, memory_limit)
-    ended = _run(searcher, space, evaluator, on_episode, config)
+    searcher = _searcher(config)
+    ended = _run(searcher, evaluator, on_episode, config)
     if evaluator.best is None:
-        raise _no_plan(evaluator, memory_limit)
+        raise _no_plan(evaluator)
     best = evaluator.best
     own = evaluator.best_by.get(searcher.name)
     return SearchResult(
@@ -117,27 +122,33 @@ def search(
     )
 
 
-def _searcher(config: SearchConfig, memory_limit: float) -> Searcher:
+def _searcher(config: SearchConfig) -> Searcher:
     if config.method == "heuristic":
         return HeuristicSearcher()
     if config.method == "random":
         return RandomSearcher(config.seed)
-    return DQNSearcher(Agent(config.agent, config.seed), memory_limit, config.sweep_limit)
+    return DQNSearcher(Agent(config.agent, config.seed), config.sweep_limit)
 
 
 def _run(
-    searcher: Searcher,
-    space: PlanSpace,
-    evaluator: Evaluator,
-    on_episode: Callable[[EpisodeEvent], None],
-    config: SearchConfig,
+    searcher: Searcher, evaluator: Evaluator, on_episode: Callable[[EpisodeEvent], None], config: SearchConfig
 ) -> EndReason:
+    evaluator.found_by = searcher.name
+    ended = _until_end(lambda: searcher.run(evaluator, on_episode))
+    if (
+        config.method == "heuristic"
+        or ended not in ("finished", "patience")
+        or evaluator.remaining > config.sweep_limit
+    ):
+        return ended
+    evaluator.found_by = SWEEP
+    evaluator.limits = replace(evaluator.limits, idle_seconds=math.inf)
+    return _until_end(lambda: sweep(evaluator))
+
+
+def _until_end(run: Callable[[], None]) -> EndReason:
     try:
-        evaluator.found_by = searcher.name
-        searcher.run(space, evaluator, on_episode)
-        if config.method != "heuristic":
-            evaluator.found_by = SWEEP
-            sweep(space, evaluator)
+        run()
     except SearchEnd as end:
         return end.reason
     return "finished"
@@ -148,8 +159,8 @@ def _report(own: SearchEvent, best: SearchEvent) -> AgentReport:
     return AgentReport(step_seconds, own.seconds, step_seconds / best.estimate.step_seconds - 1)
 
 
-def _no_plan(evaluator: Evaluator, memory_limit: float) -> NoPlanFitsError | PlanError:
-    closest = evaluator.closest
+def _no_plan(evaluator: Evaluator) -> NoPlanFitsError | PlanError:
+    closest, limit = evaluator.closest, evaluator.model.memory_limit
     if closest is None:
         return PlanError(
             f"no plan keeps to the pins: {evaluator.space.devices} devices leave none",
@@ -162,7 +173,7 @@ def _no_plan(evaluator: Evaluator, memory_limit: float) -> NoPlanFitsError | Pla
     ]
     return NoPlanFitsError(
         f"no plan fits: of the {evaluator.evaluations} plans evaluated, the closest needs {memory.total} bytes "
-        f"({format_bytes(memory.total)}) a device, and a plan may use {int(memory_limit)} bytes "
-        f"({format_bytes(memory_limit)}) there. It needs {', '.join(parts)}",
+        f"({format_bytes(memory.total)}) a device, and a plan may use {int(limit)} bytes "
+        f"({format_bytes(limit)}) there. It needs {', '.join(parts)}",
         hint="use more devices or a smaller batch, loosen search.pin, or raise search.memory_fraction",
     )

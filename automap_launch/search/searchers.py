@@ -13,7 +13,6 @@ import torch
 from automap_launch.search.agent import Agent
 from automap_launch.search.environment import Environment
 from automap_launch.search.evaluator import Evaluator
-from automap_launch.search.space import PlanSpace
 
 SWEEP_BATCH = 256
 
@@ -44,7 +43,7 @@ class Searcher(Protocol):
 
     name: ClassVar[str]
 
-    def run(self, space: PlanSpace, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+    def run(self, evaluator: Evaluator, on_episode: OnEpisode) -> None:
         """Proposes plans; returns when it has nothing more to propose.
 
         Raises:
@@ -60,8 +59,9 @@ class HeuristicSearcher:
 
     name: ClassVar[str] = "heuristic"
 
-    def run(self, space: PlanSpace, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+    def run(self, evaluator: Evaluator, on_episode: OnEpisode) -> None:
         if evaluator.best is None:
+            space = evaluator.space
             results = [c.result for c in space.choices(space.start()) if c.valid] or [space.start()]
             evaluator.estimate_many([space.complete(result, shard) for result in results for shard in (False, True)])
 
@@ -74,7 +74,8 @@ class RandomSearcher:
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
 
-    def run(self, space: PlanSpace, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+    def run(self, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+        space = evaluator.space
         while True:
             partial = space.start()
             while choices := [c for c in space.choices(partial) if c.valid]:
@@ -88,20 +89,18 @@ class DQNSearcher:
     """Rounds of an agent's episodes, until one brings nothing better.
 
     Args:
-      memory_limit: bytes that a plan may use on a device.
       sweep_limit: it goes on with a new round of exploration while more plans than this are left untried.
     """
 
     name: ClassVar[str] = "dqn"
 
-    def __init__(self, agent: Agent, memory_limit: float, sweep_limit: int) -> None:
+    def __init__(self, agent: Agent, sweep_limit: int) -> None:
         self.agent = agent
-        self._memory_limit = memory_limit
         self._sweep_limit = sweep_limit
 
-    def run(self, space: PlanSpace, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+    def run(self, evaluator: Evaluator, on_episode: OnEpisode) -> None:
         with _one_thread():
-            environment = Environment(space, evaluator, self._memory_limit)
+            environment = Environment(evaluator)
             while True:
                 self._round(environment, evaluator, on_episode)
                 if evaluator.remaining <= self._sweep_limit:
@@ -121,14 +120,14 @@ class DQNSearcher:
                 best, last_gain = evaluator.best, self.agent.episodes
 
 
-def sweep(space: PlanSpace, evaluator: Evaluator) -> None:
+def sweep(evaluator: Evaluator) -> None:
     """Evaluates every plan that is left.
 
     Raises:
       SearchEnd: `exhausted` when done, or another limit before.
     """
     batch = []
-    for decision in space:
+    for decision in evaluator.space:
         if evaluator.is_new(decision):
             batch.append(decision)
         if len(batch) == SWEEP_BATCH:

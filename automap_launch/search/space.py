@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.plan.decision import STORAGES, Decision, Storage
+from automap_launch.plan.pins import Pins
 from automap_launch.plan.plan import Memory
 from automap_launch.program.program import Group, Program
 
@@ -38,27 +39,15 @@ class Estimate(Protocol):
 
 
 class CostModel(Protocol):
-    """Predicts the cost of decisions (`plan/cost.py`)."""
+    """Predicts the cost of decisions (`plan/cost.py`). `memory_limit`: bytes that a plan may use on a device."""
 
     @property
     def program(self) -> Program: ...
     @property
     def cluster(self) -> Cluster: ...
+    @property
+    def memory_limit(self) -> float: ...
     def estimate_many(self, decisions: Sequence[Decision]) -> Sequence[Estimate]: ...
-
-
-class Pins(Protocol):
-    """What the user has fixed (`plan/pins.py`). None: free. `groups`: the axis or None, by group id."""
-
-    @property
-    def data(self) -> int | None: ...
-    @property
-    def model(self) -> int | None: ...
-    @property
-    def storage(self) -> Storage | None: ...
-    @property
-    def groups(self) -> Mapping[int, str | None]: ...
-    def allows(self, decision: Decision) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -112,17 +101,11 @@ class PlanSpace:
         self.meshes = tuple(mesh for mesh in self.factorisations if mesh in meshes and self._possible(mesh))
 
     @classmethod
-    def pinned(cls, program: Program, cluster: Cluster, pins: Pins) -> PlanSpace:
-        """The plans over all devices of `cluster` that keep to `pins`."""
-        meshes = [
-            (data, cluster.devices // data)
-            for data in range(1, cluster.devices + 1)
-            if cluster.devices % data == 0
-            and pins.data in (None, data)
-            and pins.model in (None, cluster.devices // data)
-        ]
+    def pinned(cls, program: Program, pins: Pins) -> PlanSpace:
+        """The plans that keep to `pins`, over all devices that they were resolved for."""
         storages = STORAGES if pins.storage is None else (pins.storage,)
-        return cls(program, cluster.devices, meshes, storages, {g: axis is not None for g, axis in pins.groups.items()})
+        forced = {group: axis is not None for group, axis in pins.groups.items()}
+        return cls(program, pins.devices, pins.meshes(), storages, forced)
 
     def start(self) -> Partial:
         """The undecided plan, or the whole plan where the pins leave only one."""

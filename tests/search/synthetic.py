@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from automap_launch.cluster.cluster import Cluster, Device, Link
-from automap_launch.plan.decision import STORAGES, Decision, Storage
+from automap_launch.plan.decision import STORAGES, Decision
 from automap_launch.plan.plan import Memory
 from automap_launch.program.program import Group, GroupKind, Op, Program, Value
 from automap_launch.train_step import StepIdentity, TrainStep
@@ -38,22 +38,6 @@ def program(kinds: Sequence[GroupKind], meetings: Sequence[tuple[int, int]] = ()
     ops = tuple(Op("dot_general", (a, b), (b,), flops=1000) for a, b in meetings)
     step = TrainStep(StepIdentity("step", None), "jax", (), (), {"cpu": b""}, "0" * 16)
     return Program(step, tuple(values), ops, (), (), (), tuple(groups), 0, tuple((i,) for i in range(len(values))))
-
-
-@dataclass(frozen=True)
-class Pins:
-    data: int | None = None
-    model: int | None = None
-    storage: Storage | None = None
-    groups: dict[int, str | None] = field(default_factory=dict)
-
-    def allows(self, decision: Decision) -> bool:
-        return (
-            self.data in (None, decision.data)
-            and self.model in (None, decision.model)
-            and self.storage in (None, decision.storage)
-            and all((axis is not None) == (g in decision.sharded) for g, axis in self.groups.items())
-        )
 
 
 @dataclass(frozen=True)
@@ -82,7 +66,7 @@ class Problem:
     lure_count: int = 2
     burden_count: int = 2
     devices: int = 8
-    memory_bytes: int = 1000
+    memory_bytes: int = 10_000
     parameter_bytes: int = 400
     calls: int = 0
 
@@ -103,6 +87,7 @@ class Problem:
         meetings = [*self.pairs, *((g, member) for g, pair in self.lures for member in self.pairs[pair])]
         self.program = program(kinds, meetings)
         self.cluster = cluster(self.devices, self.memory_bytes)
+        self.memory_limit = 0.9 * self.memory_bytes
 
     def estimate(self, decision: Decision) -> Cost:
         model, sharded = decision.model, decision.sharded
@@ -125,7 +110,7 @@ class Problem:
         memory = Memory(
             int(parameters / over_data), int(2 * parameters / optimizer_over), int(parameters), 200 // decision.data
         )
-        fits = memory.total <= 0.9 * self.cluster.device.memory_bytes
+        fits = memory.total <= self.memory_limit
         return Cost(float(compute), float(communication), memory, fits)
 
     def estimate_many(self, decisions: Sequence[Decision]) -> list[Cost]:
@@ -133,12 +118,11 @@ class Problem:
         return [self.estimate(d) for d in decisions]
 
     def baselines(self) -> dict[str, Decision | None]:
-        parameters = frozenset(g.id for g in self.program.groups if g.kind == "parameter")
         return {
             "single": Decision(1, 1),
             "data_parallel": Decision(self.devices, 1),
             "zero_data_parallel": Decision(self.devices, 1, storage="state"),
-            "megatron": Decision(self.devices // 2, 2, parameters) if self.devices > 1 else None,
+            "megatron": Decision(self.devices // 2, 2, frozenset(self.pairs[0])) if self.devices > 1 else None,
         }
 
     def optimum(self) -> float:

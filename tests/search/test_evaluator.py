@@ -1,0 +1,108 @@
+import pytest
+
+from automap_launch.plan.decision import Decision
+from automap_launch.plan.pins import Pins
+from automap_launch.plan.plan import Memory
+from automap_launch.search.evaluator import Evaluator, Limits, SearchEnd, log_cost
+from automap_launch.search.space import PlanSpace
+from tests.search.synthetic import Cost, Problem
+
+
+def evaluator(problem: Problem, **limits) -> Evaluator:
+    space = PlanSpace.pinned(problem.program, Pins(problem.devices))
+    return Evaluator(problem, space, Limits(**limits))
+
+
+def cost(seconds: float, fits: bool = True, memory: int = 10) -> Cost:
+    return Cost(seconds, 0.0, Memory(memory, 0, 0, 0), fits)
+
+
+def test_each_plan_is_costed_once():
+    problem = Problem()
+    costs = evaluator(problem)
+    one, two = Decision(8, 1), Decision(4, 2)
+    first = costs.estimate_many([one, two, one])
+    assert costs.estimate_many([two, one]) == [first[1], first[0]]
+    assert (costs.evaluations, problem.calls) == (2, 1)
+
+
+def test_plans_beyond_the_limit_are_not_costed():
+    problem = Problem()
+    costs = evaluator(problem, evaluations=3)
+    plans = [Decision(8, 1, storage=s) for s in ("none", "optimizer", "state")] + [Decision(4, 2)]
+    with pytest.raises(SearchEnd) as end:
+        costs.estimate_many(plans)
+    assert (end.value.reason, costs.evaluations) == ("evaluations", 3)
+
+
+@pytest.mark.parametrize(
+    ("limits", "now", "reason"),
+    [({"seconds": 10}, 10.5, "budget"), ({"idle_seconds": 3}, 3.5, "patience"), ({"stop": lambda: True}, 0, "stopped")],
+)
+def test_each_limit_ends_the_search_by_its_name(limits, now, reason):
+    problem = Problem()
+    clock = iter([0.0, *[now] * 10])
+    space = PlanSpace.pinned(problem.program, Pins(8))
+    costs = Evaluator(problem, space, Limits(**limits), clock=lambda: next(clock))
+    with pytest.raises(SearchEnd) as end:
+        costs.estimate(Decision(8, 1))
+    assert end.value.reason == reason
+
+
+def test_an_improvement_restarts_patience():
+    time = [0.0]
+    problem = Problem()
+    costs = Evaluator(
+        problem, PlanSpace.pinned(problem.program, Pins(8)), Limits(idle_seconds=3), clock=lambda: time[0]
+    )
+    slow, fast = sorted(
+        [Decision(8, 1), Decision(8, 1, storage="state")], key=lambda d: -problem.estimate(d).step_seconds
+    )
+    time[0] = 2.0
+    costs.estimate(slow)
+    time[0] = 4.0
+    costs.estimate(fast)
+    time[0] = 6.9
+    costs.estimate(slow)
+    time[0] = 7.1
+    with pytest.raises(SearchEnd):
+        costs.estimate(slow)
+
+
+def test_a_plan_that_does_not_fit_is_never_the_best_but_may_be_the_closest():
+    problem = Problem(memory_bytes=10)
+    costs = evaluator(problem)
+    costs.estimate_many([Decision(8, 1), Decision(8, 1, storage="state")])
+    assert costs.best is None
+    assert costs.closest == problem.estimate(Decision(8, 1, storage="state"))
+
+
+def test_improvements_are_told_in_order_with_who_found_them():
+    problem = Problem()
+    events = []
+    costs = evaluator(problem)
+    costs.on_improvement = events.append
+    costs.seed({"slow": Decision(8, 1, storage="state"), "fast": Decision(8, 1)}, in_race=["slow", "fast"])
+    costs.found_by = "someone"
+    costs.estimate_many([Decision(8, 1, storage="optimizer"), Decision(2, 4, frozenset(sum(problem.pairs, ())))])
+    assert [e.found_by for e in events] == ["slow", "fast", "someone"]
+    assert costs.best is events[-1]
+    assert costs.curve == events
+    seconds = [e.estimate.step_seconds for e in events]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_seed_out_of_the_race_is_costed_but_never_the_best():
+    problem = Problem()
+    costs = evaluator(problem, evaluations=0)  # limits do not hold for seeds
+    assert costs.seed({"single": Decision(1, 1)}, in_race=[]) == {"single": problem.estimate(Decision(1, 1))}
+    assert costs.best is None
+
+
+def test_log_cost_orders_fitting_before_not_fitting_before_worse():
+    limit = 10.0
+    plans = [cost(1.0), cost(3.0), cost(2.0, False, 11), cost(2.0, False, 40), cost(2.0, False, 400)]
+    costs = [log_cost(plan, limit) for plan in plans]
+    assert costs == sorted(costs)
+    assert costs[0] == pytest.approx(0.0)
+    assert costs[4] - costs[3] == pytest.approx(2.302585, abs=1e-6)
