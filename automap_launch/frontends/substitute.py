@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Protocol
 
 import jax
@@ -20,6 +21,8 @@ from jax.extend.core import jaxpr_as_fun
 from automap_launch.frontends.jit_hook import HookedFunction
 from automap_launch.frontends.lowering import LoweredStep, flatten_call, lower_step, traced_keeping_unused
 from automap_launch.train_step import Argument, Result, TrainStep
+
+_NUMPY = (np.ndarray, np.generic)
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +124,7 @@ class Substitute:
         if function.identity != self._step.identity:
             return _run_as_is(function, args, kwargs)
         leaves, key = flatten_call(function, args, kwargs)
-        described = [_describe(leaf) for leaf in leaves]
+        described = _describe(leaves)
         compiled = self._find(key, described)
         if compiled is None:
             compiled = self._enter(function, args, kwargs, key, described)
@@ -258,12 +261,16 @@ def _is_concrete(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
 
 
-def _describe(leaf: Any) -> Any:
-    """What tells a leaf's type: the very same object for the results of one executable, so that comparing is cheap."""
-    aval = getattr(leaf, "aval", None)
-    if aval is not None:
-        return aval
-    return (leaf.shape, leaf.dtype) if isinstance(leaf, (np.ndarray, np.generic)) else type(leaf)
+def _describe(leaves: Sequence[Any]) -> list[Any]:
+    """What tells the leaves' types: the very same objects for the results of one executable, so that comparing these
+    lists, at every step, is mostly a comparison of identities.
+    """
+    described: list[Any] = list(map(getattr, leaves, repeat("aval"), repeat(None)))
+    for index, aval in enumerate(described):
+        if aval is None:
+            leaf = leaves[index]
+            described[index] = (leaf.shape, leaf.dtype) if isinstance(leaf, _NUMPY) else type(leaf)
+    return described
 
 
 def _shape_and_dtype(described: Any) -> Hashable:

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from automap_launch.plan.layout import Layout
 from automap_launch.runtime import mesh as meshes
+from automap_launch.runtime.jax_internals import jit, shardings_of
 from automap_launch.runtime.module_function import ModuleFunction, key_implementation
 from automap_launch.runtime.placement import Materialize, is_deferred, place
 from automap_launch.train_step import Argument, Result
@@ -90,11 +91,8 @@ class Executable:
         if len(leaves) != len(self.arguments):
             raise ValueError(f"the step has {len(self.arguments)} arguments, got {len(leaves)}")
         placed = list(leaves)
-        away = [
-            index
-            for index, (leaf, seen) in enumerate(zip(placed, self._seen, strict=True))
-            if getattr(leaf, "sharding", None) is not seen
-        ]
+        found = shardings_of(placed)
+        away = [index for index, (is_in, seen) in enumerate(zip(found, self._seen, strict=True)) if is_in is not seen]
         deferred = [index for index in away if is_deferred(placed[index])]
         if deferred:
             self._create(placed, deferred)
@@ -104,7 +102,7 @@ class Executable:
             placed[index] = place(leaf, self.shardings[index], self.arguments[index].dtype)
             if placed[index] is leaf:
                 # Equivalent to the stored sharding but another object (XLA's own results): known from now on.
-                self._seen[index] = getattr(leaf, "sharding", self._seen[index])
+                self._seen[index] = found[index] or self._seen[index]
         return placed
 
     def _create(self, placed: list[Any], deferred: Sequence[int]) -> None:
@@ -129,8 +127,8 @@ class Executable:
 
         donated = tuple(i for i, a in enumerate(self.arguments) if a.donated)
         if self.mesh.size == 1:
-            return jax.jit(traced, donate_argnums=donated)
-        return jax.jit(
+            return jit(traced, donate_argnums=donated)
+        return jit(
             train_step,
             in_shardings=self.shardings,
             out_shardings=[self._result_sharding(i) for i in range(len(self.results))],

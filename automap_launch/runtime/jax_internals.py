@@ -3,6 +3,8 @@
 JAX has no public way to call a bare StableHLO module under `jax.jit` (`jax.export` calls only what it exported
 itself), so the module is made a primitive: its abstract evaluation is the module's own function type, its lowering
 merges the module into the one being built and calls it. XLA then partitions it like any other code.
+
+`jit` is JAX's own: the public name may be replaced by a hook that watches the user's script.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import jax
@@ -23,6 +26,7 @@ if not tuple(map(int, TESTED[0].split("."))) <= jax.__version_info__ < (*map(int
     )
 
 import numpy as np  # noqa: E402
+from jax._src.api import jit  # noqa: E402
 from jax._src.interpreters import mlir  # noqa: E402
 from jax._src.lib.mlir import ir  # noqa: E402
 from jax._src.lib.mlir.dialects import func as func_dialect  # noqa: E402
@@ -81,6 +85,14 @@ def signature(artifact: bytes) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
 def bind(module: Module, outputs: tuple[Tensor, ...], arguments: Sequence[Any]) -> list[Any]:
     """Calls `module` on traced or concrete arrays, as part of the surrounding `jax.jit`."""
     return list(_call_module.bind(*arguments, module=module, outputs=outputs))
+
+
+def shardings_of(leaves: Sequence[Any]) -> list[Any]:
+    """Sharding of each ordinary array; None for anything else, typed PRNG keys among it.
+
+    Called for all state at every step: the public property costs three times as much.
+    """
+    return list(map(getattr, leaves, repeat("_sharding"), repeat(None)))
 
 
 _call_module = Primitive("stablehlo_call")
@@ -168,3 +180,6 @@ def _tensor(kind: Any) -> Tensor:
     elif name.startswith("f8"):
         name = "float8_" + name[2:].lower()
     return Tensor(tuple(ranked.shape), np.dtype(name))
+
+
+__all__ = ["Module", "Tensor", "bind", "jit", "shardings_of", "signature"]

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from automap_launch.runtime.jax_internals import jit
 from automap_launch.runtime.module_function import key_implementation
 
 Materialize = Callable[[Sequence[Any], Sequence[NamedSharding]], Sequence[jax.Array]]
@@ -75,5 +76,5 @@ def _place_key(leaf: jax.Array, sharding: NamedSharding, dtype: str) -> jax.Arra
 
 @functools.lru_cache(maxsize=1024)
 def _reshard(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    moved: Callable[[jax.Array], jax.Array] = jax.jit(lambda x: x, out_shardings=sharding)
+    moved: Callable[[jax.Array], jax.Array] = jit(lambda x: x, out_shardings=sharding)
     return moved
