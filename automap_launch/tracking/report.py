@@ -158,8 +158,8 @@ def _outcome(summary: Record) -> Html:
         ("step time, measured", train.get("step_seconds_median"), format_seconds),
         ("step time, predicted", chosen, format_seconds),
         ("as fast as data parallel, predicted", parallel / chosen if parallel and chosen else None, "{:.2f} ×".format),
-        ("examples a second", train.get("examples_per_second"), "{:,.4g}".format),
-        ("tokens a second", train.get("tokens_per_second"), "{:,.6g}".format),
+        ("examples a second", train.get("examples_per_second"), _number),
+        ("tokens a second", train.get("tokens_per_second"), _number),
         ("model flops utilisation", train.get("mfu"), "{:.1%}".format),
         ("steps", train.get("steps"), "{:,}".format),
         ("devices", train.get("devices"), str),
@@ -174,6 +174,10 @@ def _outcome(summary: Record) -> Html:
         if value is not None
     ]
     return _section("Outcome", element("div", *tiles, class_="tiles"), _error(summary.get("error")))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _error(error: Record | None) -> Html | None:
@@ -253,9 +257,7 @@ def _candidates(summary: Record) -> Html | None:
     optimum = search.get("optimum_step_seconds")
     if optimum:
         bars.append(Bar("exact optimum", [("step time", optimum)], _against(optimum, chosen)))
-    note = element(
-        "p", "Predicted time of one step; in brackets, how much longer it is than the chosen plan's.", class_="soft"
-    )
+    note = element("p", "Predicted time of one step; in brackets, as a multiple of the chosen plan's.", class_="soft")
     return _section("Candidates", note, bar_chart(bars))
 
 
@@ -311,7 +313,7 @@ def _memory(plan: Record, device_memory_bytes: int | None) -> Html | None:
     rows: list[tuple[object, ...]] = [(name, format_bytes(value), f"{value / total:.0%}") for name, value in parts]
     note = "Predicted, at the peak of a step."
     if device_memory_bytes:
-        note += f" A device has {format_bytes(device_memory_bytes)}: {total / device_memory_bytes:.0%} of it is used."
+        note += f" A device has {format_bytes(device_memory_bytes)}: {100 * total / device_memory_bytes:.2g}% of it is used."
     return _section(
         "Memory of a device",
         element("p", note, class_="soft"),
@@ -325,7 +327,7 @@ def _training(steps: Sequence[Record]) -> Html | None:
     paths = {key for step in steps for key in step if key.startswith("train/out/")}
     ranked = sorted(paths, key=lambda path: ("loss" not in path.lower(), path))
     losses = [path for path in ranked if "loss" in path.lower()] or ranked[:1]
-    series = [Series(path.removeprefix("train/out/"), _points(steps, path)) for path in losses[:_LOSS_CURVES]]
+    series = [Series(_output_name(path), _points(steps, path)) for path in losses[:_LOSS_CURVES]]
     children: list[object] = []
     for one in series:
         broken = next((x for x, y in one.points if not math.isfinite(y)), None)
@@ -339,13 +341,19 @@ def _training(steps: Sequence[Record]) -> Html | None:
         ("train/examples_per_second", "examples a second"),
         ("train/step_seconds", "step time"),
     ):
-        y_format = format_seconds if key == "train/step_seconds" else "{:,.6g}".format
+        y_format = format_seconds if key == "train/step_seconds" else _number
         # The first step's time is its compilation and would flatten all that follows.
         chart = line_chart([Series(title, _points(steps[1:], key))], x_label="step", y_format=y_format, from_zero=True)
         if chart is not None:
             children += [element("h3", title), chart]
             break
     return _section("Training", *children) if children else None
+
+
+def _output_name(key: str) -> str:
+    """An output that is known only by its place in the step's result is called by it."""
+    path = key.removeprefix("train/out/")
+    return f"output {path}" if path.isdecimal() else path
 
 
 def _points(steps: Sequence[Record], key: str) -> list[Point]:

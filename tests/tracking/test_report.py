@@ -210,6 +210,12 @@ def test_a_loss_that_turned_nan_is_named(tmp_path: Path) -> None:
     assert "loss is not finite at step 7." in "".join(check(path).text)
 
 
+def test_without_a_loss_the_first_output_is_drawn_under_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    write_report(path, summary=SUMMARY, steps=[{"train/step": i, "train/out/2": 1.0 / i} for i in (1, 2, 3)])
+    assert "<h3>output 2</h3>" in path.read_text()
+
+
 def test_the_run_folder_is_read_as_it_is(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     lines = [*STEPS[:2], {"search/episode": 1}, {"train/step": 3, "train/out/loss": "Infinity"}]
