@@ -313,7 +313,8 @@ def _memory(plan: Record, device_memory_bytes: int | None) -> Html | None:
     rows: list[tuple[object, ...]] = [(name, format_bytes(value), f"{value / total:.0%}") for name, value in parts]
     note = "Predicted, at the peak of a step."
     if device_memory_bytes:
-        note += f" A device has {format_bytes(device_memory_bytes)}: {100 * total / device_memory_bytes:.2g}% of it is used."
+        share = f"{100 * total / device_memory_bytes:.2g}%"
+        note += f" A device has {format_bytes(device_memory_bytes)}: {share} of it is used."
     return _section(
         "Memory of a device",
         element("p", note, class_="soft"),
