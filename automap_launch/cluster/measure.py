@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 _AXIS = "devices"
@@ -75,7 +76,9 @@ def measure(request: Request) -> Measured:
     mesh = Mesh(np.array(devices), (_AXIS,))
     rate = _matmul_rate(mesh, _WIDTH[kind])
     local = [d for d in devices if d.process_index == request.rank]
-    alone = _matmul_rate(Mesh(np.array(local[:1]), (_AXIS,)), _WIDTH[kind]) if request.processes == 1 else rate
+    # The other ranks go on to the next measurement and wait there: their devices are idle.
+    own = Mesh(np.array(local[:1]), (_AXIS,))
+    alone = _matmul_rate(own, _WIDTH[kind]) if request.rank == 0 else rate
     reduce = {}
     if len(devices) > 1:
         reduce = {str(size): _reduce_seconds(mesh, size) for size in (_SMALL_REDUCE_BYTES, _REDUCE_BYTES[kind])}
@@ -173,22 +176,16 @@ def _time(function: Callable[[Any], Any], x: Any) -> float:
     x = jax.block_until_ready(function(x))
     started = time.perf_counter()
     x = jax.block_until_ready(function(x))
-    # Every rank must make the same number of calls: the first one's timing decides for all.
-    calls = _agreed(max(3, min(50, int(_SECONDS_EACH / (time.perf_counter() - started)))))
+    calls = max(3, min(50, int(_SECONDS_EACH / (time.perf_counter() - started))))
+    if not x.is_fully_addressable:
+        # Every rank must make the same number of calls: rank 0's timing decides for all.
+        calls = int(multihost_utils.broadcast_one_to_all(np.int32(calls)))
     times = []
     for _ in range(calls):
         started = time.perf_counter()
         x = jax.block_until_ready(function(x))
         times.append(time.perf_counter() - started)
     return statistics.median(times)
-
-
-def _agreed(calls: int) -> int:
-    if jax.process_count() == 1:
-        return calls
-    from jax.experimental import multihost_utils
-
-    return int(multihost_utils.broadcast_one_to_all(np.int32(calls)))
 
 
 def _memory_bytes(device: Any, sharers: int) -> int:

@@ -34,14 +34,12 @@ def _megatron(program: Program, cluster: Cluster) -> Decision | None:
     layers stays whole. Smaller model axes are tried where the dims do not allow the first.
     """
     per_host = cluster.devices_per_host
-    model = per_host if cluster.hosts > 1 else 2
-    while model > 1:
-        data = cluster.devices // model
-        sharded = _inner_groups(program, model)
-        decision = Decision(data, model, sharded)
-        if per_host % model == 0 and sharded and why_invalid(program, decision) is None:
-            return decision
-        model -= 1
+    widest = per_host if cluster.hosts > 1 else min(2, per_host)
+    for model in range(widest, 1, -1):
+        if per_host % model == 0:
+            decision = Decision(cluster.devices // model, model, _inner_groups(program, model))
+            if decision.sharded and why_invalid(program, decision) is None:
+                return decision
     return None
 
 

@@ -122,7 +122,7 @@ def _difference(choice: GroupChoice, group: Group) -> str:
 
 def _storage_difference(plan: Plan, program: Program, decision: Decision) -> str:
     options = {s: storage_of(program, Decision(decision.data, decision.model, decision.sharded, s)) for s in STORAGES}
-    nearest = min(STORAGES, key=lambda s: len(set(plan.storage.items()) ^ set(options[s].items())))
+    nearest = min(reversed(STORAGES), key=lambda s: len(set(plan.storage.items()) ^ set(options[s].items())))
     lost = sorted(set(options[nearest]) - set(plan.storage))
     gained = sorted(set(plan.storage) - set(options[nearest]))
     parts = [f"add {', '.join(lost[:5])}"] if lost else []

@@ -131,14 +131,10 @@ def _gathers(state: _Sharded, axis: str, partial: bool) -> list[Collective]:
             gathered.update(contracted)
         elif left and right and not contracted and state.on_axis(row.results[0], axis) > 1:
             gathered.add(1)
-    found = [
+    return [
         Collective("all_gather", axis, state.wire_bytes(tensors[index], specs[index], without=axis))
         for index in sorted(gathered)
     ]
-    if row.name in ("transpose", "reshape") and state.on_axis(row.results[0], axis) > 1:
-        # The axis moves from one dim to another.
-        found.append(Collective("all_to_all", axis, state.wire_bytes(row.operands[0], state.operands[0])))
-    return found
 
 
 def _reductions(state: _Sharded, pending: list[str], scattered: bool) -> list[Collective]:
