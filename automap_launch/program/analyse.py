@@ -9,7 +9,7 @@ from automap_launch.errors import CaptureError
 from automap_launch.program.batch import batch_class
 from automap_launch.program.flatten import flatten
 from automap_launch.program.flops import flops_of, is_fusable
-from automap_launch.program.graph import Graph, where
+from automap_launch.program.graph import Graph, Node, where
 from automap_launch.program.linkage import Linkage, link
 from automap_launch.program.mlir import read_module
 from automap_launch.program.parts import split_parts
@@ -43,9 +43,7 @@ def analyse(step: TrainStep, platform: str = "cpu") -> Program:
             )
     linkage = link(graph, _replaced(graph, step), _keys(graph, step))
     for k in linkage.unknown:
-        node = graph.nodes[k]
-        name = node.attributes.get("call_target_name", node.name)
-        graph.note(f"{name}{where(node.source)}: no rule for this operation, its tensors stay whole there")
+        graph.note(_unknown(graph.nodes[k]))
     batch, note = batch_class(graph, linkage, step.arguments)
     if note:
         graph.note(note)
@@ -78,6 +76,12 @@ def analyse(step: TrainStep, platform: str = "cpu") -> Program:
         dim_groups=tuple(tuple(None if c is None else number[c] for c in dims) for dims in linkage.classes),
         notes=tuple(graph.notes),
     )
+
+
+def _unknown(node: Node) -> str:
+    target = str(node.attributes.get("call_target_name", node.name))
+    name = "a call back into Python" if "callback" in target else f"{target} (no rule for this operation)"
+    return f"{name}{where(node.source)}: its tensors are whole there, on every device"
 
 
 def _replaced(graph: Graph, step: TrainStep) -> list[tuple[int, int]]:

@@ -66,9 +66,9 @@ def _picked(graph: Graph, linkage: Linkage, consumers: dict[int, list[Node]], va
     pending = [value]
     while pending:
         for node in consumers[pending.pop()]:
-            result = node.results[0]
-            if node.name not in _SELECTS or result in seen:
+            if node.name not in _SELECTS or node.results[0] in seen:
                 continue
+            result = node.results[0]
             seen.add(result)
             leading = next((d for d, size in enumerate(graph.shape(result)) if size > 1), None)
             item = None if leading is None else linkage.classes[result][leading]

@@ -129,17 +129,16 @@ class _Flattener:
     ) -> list[int]:
         condition, body = op.regions
         inner = _Place(True, source, place.calls)
-        start = len(self.graph.nodes)
-        carried = []
-        for k, value in enumerate(operands):
-            if body.returns[k] == body.arguments[k]:
-                carried.append(value)
-            else:
-                carried.append(self.carry(value, place, source))
+        changes = [body.returns[k] != body.arguments[k] for k in range(len(operands))]
+        carried = [
+            self.carry(value, place, source) if change else value
+            for value, change in zip(operands, changes, strict=True)
+        ]
         first = len(self.graph.nodes)
         test = self.run(condition, {**env, **dict(zip(condition.arguments, carried, strict=True))}, inner)[0]
         results = self.run(body, {**env, **dict(zip(body.arguments, carried, strict=True))}, inner)
-        times = self.scalars.trips(test, dict(zip(carried, zip(operands, results, strict=True), strict=False)))
+        ends = list(zip(operands, results, strict=True))
+        times = self.scalars.trips(test, dict(zip(carried, ends, strict=True)))
         if times is None:
             self.graph.note(
                 f"loop{where(source)}: how often it runs depends on data, so that its cost is counted once; "
@@ -148,10 +147,9 @@ class _Flattener:
         else:
             for node in self.graph.nodes[first:]:
                 node.times *= times
-        for node in self.graph.nodes[start:first]:
-            if node.name == "loop_carry":
-                k = carried.index(node.results[0])
-                self.graph.back_edges.append((carried[k], results[k]))
+        self.graph.back_edges.extend(
+            (value, result) for value, result, change in zip(carried, results, changes, strict=True) if change
+        )
         return results
 
     def carry(self, initial: int, place: _Place, source: SourceLine | None) -> int:

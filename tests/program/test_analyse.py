@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -142,18 +143,49 @@ def test_convolutional_network_shards_channels_and_no_spatial_dim():
     assert {g.kind for g in program.groups} == {"batch", "parameter"}
 
 
-def test_unknown_library_call_keeps_its_tensors_whole_and_says_so():
+def test_call_back_into_python_keeps_its_tensors_whole_and_says_where():
     def step(w, x):
         h = jax.pure_callback(lambda h: h, Spec((8, 6), F32), x @ w)
         return w * 2, jnp.tanh(h)
 
     program = analyse(make_step(step, (Spec((4, 6), F32),), Spec((8, 4), F32)))
     (note,) = program.notes
-    assert "no rule for this operation" in note
-    assert " at step.py:" in note
+    assert note.startswith("a call back into Python at step.py:")
     (call,) = [op for op in program.ops if op.name == "custom_call"]
-    assert {(v, d) for v in (call.operands[-1], call.results[-1]) for d in (0, 1)} >= set(call.whole)
-    assert len(call.whole) >= 2
+    assert {(call.results[-1], 0), (call.results[-1], 1)} <= set(call.whole)
+
+
+def test_printing_from_a_step_changes_no_group():
+    def loss(w, x):
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    def step(w, x, prints):
+        value, gradient = jax.value_and_grad(loss)(w, x)
+        if prints:
+            jax.debug.print("{value} {x}", value=value, x=x)
+        return w - gradient, value
+
+    made = [
+        analyse(make_step(functools.partial(step, prints=p), (Spec((4, 6), F32),), Spec((8, 4), F32)))
+        for p in (False, True)
+    ]
+    assert decisions(made[0]) == decisions(made[1])
+    assert [len(p.notes) for p in made] == [0, 1]
+
+
+def test_library_call_without_a_rule_is_named_and_one_with_a_rule_is_not():
+    def known(w, x):
+        return w * 2, jax.lax.linalg.eigh(jnp.tanh(x @ w))[1]
+
+    def unknown(w, x):
+        return w * 2, jnp.tanh(jax.ffi.ffi_call("my_kernel", Spec((8, 8), F32))(x @ w))
+
+    for step, notes in ((known, 0), (unknown, 1)):
+        program = analyse(make_step(step, (Spec((4, 8), F32),), Spec((8, 4), F32)))
+        assert len(program.notes) == notes
+        (call,) = [op for op in program.ops if op.name == "custom_call"]
+        assert (call.operands[0], 0) in call.whole
+    assert program.notes[0].startswith("my_kernel (no rule for this operation) at step.py:")
 
 
 def test_a_key_is_never_sharded():
@@ -222,6 +254,6 @@ def _calls(model: models.Model) -> tuple[int, int]:
 
 
 def test_work_is_linear_in_the_number_of_operations():
-    operations, calls = zip(*(_calls(models.language_model(n)) for n in (6, 12, 24)), strict=True)
+    operations, calls = zip(*(_calls(models.language_model(n)) for n in (3, 6, 12)), strict=True)
     assert operations[2] - operations[1] == 2 * (operations[1] - operations[0])
     assert calls[2] - calls[1] == pytest.approx(2 * (calls[1] - calls[0]), rel=0.05)
