@@ -11,7 +11,7 @@ from pathlib import Path
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from automap_launch import command_line, recipe_group
@@ -21,7 +21,6 @@ from automap_launch.interruption import Interrupted
 from automap_launch.resources import conf_folder
 from automap_launch.run_folder import RunFolder, new_run_folder
 from automap_launch.terminal import Terminal
-from automap_launch.workflow import Workflow
 
 
 def main() -> None:
@@ -73,7 +72,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
             return  # flags of Hydra may have a value, `--config-dir DIR`: it parses what is left itself
         try:
             parser.parse_override(override)
-        except OverrideParseException as error:
+        except HydraException as error:
             raise ConfigError(
                 f"cannot read `{override}`: {str(error).splitlines()[0]}",
                 hint="settings are KEY=VALUE; quote a value with special characters: \"KEY='a[b]'\"",
@@ -89,6 +88,8 @@ def _hydra_main(task: Callable[[DictConfig], None]) -> Callable[[], None]:
 
 def _launch(composed: DictConfig, terminal: Terminal) -> int:
     """One launch in its run folder; returns its exit code."""
+    from automap_launch.workflow import Workflow  # imports torch: too slow for --help and for errors in the config
+
     folder = RunFolder(Path(HydraConfig.get().runtime.output_dir))
     try:
         config = to_config(composed)

@@ -299,13 +299,13 @@ class Workflow:
         self.tracking.finish(self.summary.record, self.summary.record["exit_code"])
 
     def _write_report(self) -> None:
+        """The report of what there is: tracking opens after the capture, so cluster and step are on disk."""
         layout = Layout.load(self.folder.layout) if self.folder.layout.exists() else None
-        step = TrainStep.load(self.folder.train_step)
         write_report(
             self.folder.report,
             summary=self.summary.record,
             plan=dataclasses.asdict(load_plan(self.folder.plan)) if self.folder.plan.exists() else None,
-            parameters=parameter_shardings(step, layout) if layout else (),
+            parameters=parameter_shardings(TrainStep.load(self.folder.train_step), layout) if layout else (),
             device_memory_bytes=load_cluster(self.folder.cluster).device.memory_bytes,
             **read_run(self.folder),
         )
