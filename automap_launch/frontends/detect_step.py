@@ -85,6 +85,8 @@ class StepDetector:
         """The handler of the jit hook."""
         if function.kind == "pmap":
             self.refuse(refusals.pmap(function.identity))
+        if self.stand_in_since is not None and time.monotonic() - self.stand_in_since > self.wait_seconds:
+            self.decide()
         seen = self._seen(function, args)
         seen.count += 1
         call = self._call(seen, function, args, kwargs)
@@ -145,8 +147,6 @@ class StepDetector:
                 seen.proof = (before, call)
                 seen.proven_at = (seen.count, time.monotonic())
         self._decide_if_certain()
-        if self.stand_in_since is not None and time.monotonic() - self.stand_in_since > self.wait_seconds:
-            self.decide()
 
     def _updated_outside(self, call: Call, before: Call, carried: set[int]) -> dict[int, list[Node]]:
         """Arguments made outside the function from its last results and their own last value, and how."""
@@ -183,17 +183,23 @@ class StepDetector:
             if calls >= LOOK_AHEAD_CALLS or since > LOOK_AHEAD_SECONDS:
                 self._accept(function)
         rivals = any(f.may_be_step for f in self.functions.values())
-        weak = [f for f in proven if not f.may_be_step and f.count >= WEAK_CALLS and self._takes_batch(f)]
+        weak = [f for f in proven if not f.may_be_step and f.count >= WEAK_CALLS and self._trains_by_hand(f)]
         if not rivals and len(weak) == 1:
             self._accept(weak[0])
 
-    def _takes_batch(self, function: SeenFunction) -> bool:
-        """Whether the function takes an array that comes from no jitted function."""
+    def _trains_by_hand(self, function: SeenFunction) -> bool:
+        """Whether a function that carries state without taking gradients may be a step with gradients by hand.
+
+        It takes a batch, an array that comes from no jitted function, and what it carries is more than sums of
+        metrics: arrays, or all there is besides the batch.
+        """
         assert function.proof is not None
-        return any(
-            argument.shape and not calls_in(history(leaf))
-            for argument, leaf in zip(function.proof[1].arguments, function.proof[1].leaves, strict=True)
-        )
+        before, call = function.proof
+        arrays = [i for i, argument in enumerate(call.arguments) if argument.shape]
+        carried = [i for i in arrays if (r := result_of(call.leaves[i])) and r[0].function is function]
+        unchanged = [i for i in arrays if same_array(call.leaves[i], before.leaves[i])]
+        batch = any(not calls_in(history(call.leaves[i])) for i in arrays)
+        return batch and bool(carried or not unchanged)
 
     def _accept(self, function: SeenFunction) -> NoReturn:
         assert function.proof is not None
@@ -244,7 +250,7 @@ class StepDetector:
         loops = [f for f in candidates if _loops_inside(f)]
         if loops:
             self.refuse(refusals.whole_loop(loops[0]))
-        weak = [f for f in functions if f.proof is not None and self._takes_batch(f)]
+        weak = [f for f in functions if f.proof is not None and self._trains_by_hand(f)]
         if not candidates and len(weak) == 1:
             self._accept(weak[0])
         self.refuse(otherwise or refusals.no_step(functions))

@@ -90,22 +90,23 @@ def static_arguments(jitted: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
 def portable_artifact(module: Any) -> bytes:
     """The StableHLO module as a portable artifact that any StableHLO of the same month or later reads."""
     target = hlo.get_version_from_compatibility_requirement(hlo.StablehloCompatibilityRequirement.WEEK_4)
-    # Callbacks bring in operations of the `sdy` dialect, which only a mixed artifact can hold.
-    mixed = any(op.operation.name.startswith("sdy.") for op in module.body.operations)
-    return bytes(_jax.mlir.serialize_portable_artifact(module, target, mixed))
+    return bytes(_jax.mlir.serialize_portable_artifact(module, target))
 
 
 def drop_shardings(module: Any) -> None:
     """Takes sharding annotations out of a module lowered for one device, where they say nothing.
 
-    JAX annotates the words of typed PRNG keys even there, with a mesh that has no devices and no definition.
+    JAX annotates the words of typed PRNG keys and callbacks even there, with a mesh that has no devices; a portable
+    artifact holds StableHLO alone.
     """
-    annotations = [op for op in operations(module) if op.name == "sdy.sharding_constraint"]
-    for annotation in annotations:
-        annotation.results[0].replace_all_uses_with(annotation.operands[0])
-        annotation.erase()
-    for op in [op for op in operations(module) if op.name == "sdy.mesh"]:
-        op.erase()
+    for operation in list(operations(module)):
+        if operation.name == "sdy.sharding_constraint":
+            operation.results[0].replace_all_uses_with(operation.operands[0])
+            operation.erase()
+        elif operation.name == "sdy.mesh":
+            operation.erase()
+        elif "sdy.sharding" in operation.attributes:
+            del operation.attributes["sdy.sharding"]
 
 
 def operations(module: Any) -> Iterator[Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
+import io
 import os
 import runpy
 import sys
 import traceback
+import types
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -50,13 +53,24 @@ def run_script(entry: Entry) -> None:
         sys.argv = [entry.script, *entry.args]
         sys.path[0:0] = [str(path.resolve().parent)]
         add_users_folder(path.resolve().parent)
-        runpy.run_path(os.path.abspath(path), run_name="__main__")
+        _run_file(os.path.abspath(path))
     else:
         module = str(entry.module)
         sys.argv = [module, *entry.args]
         sys.path[0:0] = [os.getcwd()]
         add_users_folder(check_module(module))
         runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _run_file(path: str) -> None:
+    """As `python path` does; `runpy` would write over `sys.argv[0]`."""
+    main = types.ModuleType("__main__")
+    main.__file__ = path
+    main.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    with io.open_code(path) as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
+    exec(code, main.__dict__)
 
 
 def check_script(script: str) -> Path:
@@ -126,7 +140,11 @@ def user_traceback(error: BaseException, entry: Entry) -> UserFailure:
     file, line = _innermost(error.__traceback__)
     if isinstance(error, SyntaxError):
         file, line = error.filename or file, error.lineno or line
-    return UserFailure("".join(summary.format_exception_only()).strip().splitlines()[-1], file, line, text)
+    summary.__notes__ = None  # JAX adds some that explain its traceback
+    message = "".join(summary.format_exception_only()).strip()
+    if isinstance(error, SyntaxError):
+        message = message.splitlines()[-1]
+    return UserFailure(message, file, line, text)
 
 
 def _exit(error: SystemExit) -> UserFailure:
@@ -140,7 +158,8 @@ def _exit(error: SystemExit) -> UserFailure:
 def _strip(summary: traceback.TracebackException) -> None:
     frames = list(summary.stack)
     # What started the script is ours and `runpy`'s; the script's own frames come after.
-    first = max((i + 1 for i, frame in enumerate(frames) if frame.filename == "<frozen runpy>"), default=0)
+    starters = (__file__, "<frozen runpy>")
+    first = max((i + 1 for i, frame in enumerate(frames) if frame.filename in starters), default=0)
     kept = [f for f in frames[first:] if not _is_ours(f.filename) and not f.filename.startswith("<frozen ")]
     summary.stack = traceback.StackSummary.from_list(kept)
     for cause in (summary.__cause__, summary.__context__):

@@ -21,7 +21,7 @@ _SAME = frozenset(
 _INNER = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
-    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
