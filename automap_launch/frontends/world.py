@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from automap_launch.frontends import jax_internals
 from automap_launch.frontends.jit_hook import real_jit
@@ -42,6 +43,9 @@ _READS = (
     "tobytes",
     "tolist",
 )
+
+# Through these libraries talk from process to process (Orbax, before it writes).
+_COLLECTIVES = ("broadcast_one_to_all", "process_allgather")
 
 
 def enter_single_world() -> Callable[[], None]:
@@ -84,13 +88,16 @@ def read_everywhere() -> Callable[[], None]:
       A function that takes it back.
     """
     array_type = type(jax.numpy.zeros(()))
-    originals = {name: getattr(array_type, name) for name in _READS if hasattr(array_type, name)}
-    for name, original in originals.items():
-        setattr(array_type, name, _gathering(original))
+    originals = [(array_type, name, getattr(array_type, name)) for name in _READS if hasattr(array_type, name)]
+    collectives = [(multihost_utils, name, getattr(multihost_utils, name)) for name in _COLLECTIVES]
+    for owner, name, original in originals:
+        setattr(owner, name, _gathering(original))
+    for owner, name, original in collectives:
+        setattr(owner, name, _evaluating(original))
 
     def release() -> None:
-        for name, original in originals.items():
-            setattr(array_type, name, original)
+        for owner, name, original in (*originals, *collectives):
+            setattr(owner, name, original)
 
     return release
 
@@ -116,6 +123,17 @@ def _gathering(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(whole(self), *args, **kwargs)
 
     return read
+
+
+def _evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
+    """These set a mesh, which JAX allows only outside of any trace: also while state is still being described."""
+
+    @functools.wraps(original)
+    def evaluate(*args: Any, **kwargs: Any) -> Any:
+        with jax_internals.evaluating():
+            return original(*args, **kwargs)
+
+    return evaluate
 
 
 def _for_outsiders(real: Callable[..., Any], single: Callable[..., Any]) -> Callable[..., Any]:

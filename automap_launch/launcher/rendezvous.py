@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 
-from automap_launch.errors import AutomapError
 from automap_launch.launcher.spec import LaunchSpec
 
 _PR_SET_PDEATHSIG = 1
@@ -21,12 +20,6 @@ _CPU_PATIENCE = {
     "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 120,
     "--xla_cpu_collective_call_terminate_timeout_seconds": 1800,
 }
-
-
-class ProgramsDifferError(AutomapError):
-    """The ranks are about to run different programs."""
-
-    kind = "script"
 
 
 def die_with_parent() -> None:
@@ -86,27 +79,3 @@ def leave_together() -> None:
 
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()
-
-
-def check_same_program(fingerprint: str) -> None:
-    """Makes sure that all ranks call the step with the same program. A collective.
-
-    Raises:
-      ProgramsDifferError: they do not.
-    """
-    import jax
-
-    if jax.process_count() == 1:
-        return
-    import numpy as np
-    from jax.experimental import multihost_utils
-
-    mine = np.frombuffer(bytes.fromhex(fingerprint), dtype=np.uint8)
-    every = multihost_utils.process_allgather(mine)
-    different = [rank for rank, row in enumerate(every) if (row != every[0]).any()]
-    if different:
-        raise ProgramsDifferError(
-            f"the train step of rank {different[0]} is another program than that of rank 0",
-            hint="every process runs the same script: it must not make its step from random numbers without a seed, "
-            "the time of day, the host's name or RANK",
-        )

@@ -23,15 +23,16 @@ from typing import TYPE_CHECKING, Any
 from automap_launch.errors import AutomapError
 from automap_launch.frontends.config import FrontendConfig
 from automap_launch.frontends.side_effects import COLLECTIVE_WRITERS, redirect_writes
+from automap_launch.launcher.agreement import check_same_program, check_same_state
 from automap_launch.launcher.environment_record import write_environment
 from automap_launch.launcher.failure import FailureRecord
-from automap_launch.launcher.rendezvous import check_same_program, die_with_parent, leave_together, set_up_devices
+from automap_launch.launcher.rendezvous import die_with_parent, leave_together, set_up_devices
 from automap_launch.launcher.spec import LaunchSpec
 from automap_launch.plan.layout import Layout
 from automap_launch.tracking.events import ReadyEvent
 from automap_launch.tracking.feed import Feed
 from automap_launch.tracking.meter import Meter
-from automap_launch.train_step import TrainStep
+from automap_launch.train_step import Argument, TrainStep
 from automap_launch.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
     from automap_launch.frontends.substitute import StepReport, Substitute
 
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
+# These stand in for functions of Python and JAX: an error in there is what the script would have met anyway.
+_STAND_INS = tuple(
+    os.path.join(_OURS, "frontends", name) for name in ("jit_hook.py", "side_effects.py", "overlay.py", "world.py")
+)
 
 # How long the script's exit handlers may take after a failure: the other ranks wait for this one to go.
 _LAST_WORDS_SECONDS = 10.0
@@ -52,8 +57,9 @@ class StepObserver:
         self._trace = trace
         self._meter = meter
 
-    def first_step(self) -> None:
+    def first_step(self, arguments: Sequence[Argument], leaves: Sequence[Any]) -> None:
         self._trace.stop()
+        check_same_state(arguments, leaves)
 
     def lowered(self, lowered: LoweredStep) -> None:
         from automap_launch.frontends.jax_internals import evaluating
@@ -176,8 +182,8 @@ def _record(error: BaseException, spec: LaunchSpec, rank: int, phase: str) -> in
 
 def _raised_by_us(trace: TracebackType | None) -> bool:
     """Whether the innermost frame is this package's: then it is no doing of the script."""
-    frames = list(traceback.walk_tb(trace))
-    return bool(frames) and frames[-1][0].f_code.co_filename.startswith(_OURS)
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+    return bool(files) and files[-1].startswith(_OURS) and files[-1] not in _STAND_INS
 
 
 def _leave(code: int, meter: Meter) -> None:

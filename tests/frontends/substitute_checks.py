@@ -30,7 +30,8 @@ class Recorder:
         self.lowerings: list[LoweredStep] = []
         self.reports: list[StepReport] = []
 
-    def first_step(self) -> None:
+    def first_step(self, arguments: Sequence[Argument], leaves: Sequence[Any]) -> None:
+        assert len(arguments) == len(leaves)
         self.first += 1
 
     def lowered(self, lowered: LoweredStep) -> None:

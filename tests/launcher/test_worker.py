@@ -177,3 +177,35 @@ def test_a_worker_ends_as_the_script_does(ending: Path, how: str, code: int, mes
     assert "automap_launch/" not in record["traceback"]
     if how == "exit message":
         assert "no good" in worked.outputs[0]
+
+
+def test_orbax_saves_one_checkpoint_of_all_ranks(tmp_path: Path) -> None:
+    plain = script_in(tmp_path / "plain", "orbax_manager.py")
+    expected = run_plainly(plain)
+    script = script_in(tmp_path / "work", "orbax_manager.py")
+    mesh, compute = {"data": 4, "model": 2}, {"w": [None, "model"]}
+    prepare(script, tmp_path / "run", step="train_step", carried={"0": "state"}, mesh=mesh, compute=compute)
+    shutil.rmtree(script.parent / "checkpoints")
+    worked = run_workers(script, tmp_path / "run", 2, 4)
+    assert_ended_well(worked)
+    for output in worked.outputs:
+        assert_same_numbers(output, expected)
+    assert {p.name for p in (script.parent / "checkpoints").iterdir()} == {"2", "3"}
+    assert not (tmp_path / "run" / "logs" / "rank_1.files").exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("state", "rank 1 begins with other values of state/b than rank 0"),
+        ("program", "the train step of rank 1 is another program than that of rank 0"),
+    ],
+)
+def test_ranks_that_differ_are_refused(tmp_path: Path, what: str, message: str) -> None:
+    script = script_in(tmp_path / "work", "unseeded.py")
+    prepare(script, tmp_path / "run", step="train_step", carried={"0": "state"}, mesh={"data": 8})
+    worked = run_workers(script, tmp_path / "run", 2, 4, args=[what])
+    assert worked.codes == [1, 1]
+    assert message in worked.outputs[0]
+    record = json.loads((tmp_path / "run" / "logs" / "rank_0.failure.json").read_text())
+    assert (record["kind"], record["message"].startswith(message)) == ("script", True)
