@@ -32,7 +32,8 @@ from jax._src import core, source_info_util, tree_util  # noqa: E402
 from jax._src.interpreters import mlir as jax_mlir  # noqa: E402
 from jax._src.lib import _jax, jax_jit  # noqa: E402
 from jax._src.lib.mlir import ir  # noqa: E402
-from jax._src.lib.mlir.dialects import hlo  # noqa: E402
+from jax._src.lib.mlir.dialects import chlo, hlo  # noqa: E402
+from jax.extend.mlir import deserialize_portable_artifact  # noqa: E402
 
 EvalTrace = core.EvalTrace
 Tracer = core.Tracer
@@ -91,6 +92,14 @@ def portable_artifact(module: Any) -> bytes:
     """The StableHLO module as a portable artifact that any StableHLO of the same month or later reads."""
     target = hlo.get_version_from_compatibility_requirement(hlo.StablehloCompatibilityRequirement.WEEK_4)
     return bytes(_jax.mlir.serialize_portable_artifact(module, target))
+
+
+def read_artifact(artifact: bytes) -> Any:
+    """The module that a portable artifact holds. Locations survive; operations of `chlo` are legalised."""
+    context = ir.Context()
+    for dialect in (hlo, chlo):
+        dialect.register_dialect(context)
+    return deserialize_portable_artifact(artifact, context)
 
 
 def drop_shardings(module: Any) -> None:

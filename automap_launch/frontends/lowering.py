@@ -72,12 +72,12 @@ def lower_step(
     _refuse_abstract_constants(function, traced)
     callbacks = has_callbacks(traced.jaxpr.jaxpr)
     modules: dict[str, bytes] = {}
-    first: Any = None
     for platform in platforms[:1] if callbacks else platforms:
         module = traced.lower(lowering_platforms=(platform,)).compiler_ir("stablehlo")
         jax_internals.drop_shardings(module)
         modules[platform] = jax_internals.portable_artifact(module)
-        first = module if first is None else first
+    # Writing an artifact rewrites some operations: what is told of the module is told of the one that is read back.
+    first = jax_internals.read_artifact(modules[platforms[0]])
     _, arguments, results = describe_call(function, args, kwargs, traced)
     exact_text = _without_addresses(jax_internals.module_text(first))
     return LoweredStep(
