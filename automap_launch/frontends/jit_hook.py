@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jax
 
 from automap_launch.frontends import jax_internals
+from automap_launch.frontends.ahead_of_time import HookedLowered
 from automap_launch.frontends.libraries import definition_of, identity_of
 from automap_launch.train_step import StepIdentity
 
@@ -27,7 +28,7 @@ _handler: Handler | None = None
 class HookedFunction:
     """A jitted function that hands its top-level calls to the installed handler.
 
-    It stands in for what `jax.jit` returns: `lower`, `trace`, `eval_shape`, `clear_cache` and every other attribute
+    It stands in for what `jax.jit` returns: `trace`, `eval_shape`, `clear_cache` and every other attribute
     are the jitted function's own. Called while JAX traces something else, it is that function and nothing more.
 
     Attributes:
@@ -60,6 +61,14 @@ class HookedFunction:
         if self._identity is None:
             self._identity = identity_of(definition_of(self.fun, args))
         return _handler(self, args, kwargs)
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """As of the jitted function; what is compiled from it passes by the handler as well."""
+        if _handler is None or self.kind != "jit" or not jax_internals.at_top_level():
+            return self.jitted.lower(*args, **kwargs)
+        numbers, names = jax_internals.static_arguments(self.jitted)
+        statics = {i: args[i] for i in numbers if i < len(args)}, {n: kwargs[n] for n in names if n in kwargs}
+        return HookedLowered(self, lambda: self.jitted.lower(*args, **kwargs), statics)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

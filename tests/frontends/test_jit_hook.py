@@ -105,6 +105,17 @@ def test_identity_is_the_users_function_behind_library_wrappers():
     assert lines[names[1].source.line].strip().startswith("def equinox_step")
 
 
+def test_what_is_compiled_ahead_of_time_passes_by(seen):
+    function = jax.jit(lambda x, times, *, mode, rate: x * times * rate, static_argnums=1, static_argnames="mode")
+    lowered = function.lower(jnp.ones(2), 3, mode="a", rate=1.0)
+    compiled = lowered.compile()
+    assert seen == []
+    assert compiled(jnp.ones(2), rate=2.0).tolist() == [6, 6]
+    assert seen == [("<lambda>", 2, ["mode", "rate"])]
+    assert "multiply" in lowered.as_text()
+    assert compiled.memory_analysis() is not None
+
+
 def test_uninstall_brings_back_the_real_one():
     real = jax.jit
     uninstall = jit_hook.install(lambda f, a, k: pytest.fail("called"))
