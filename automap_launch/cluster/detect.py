@@ -67,18 +67,6 @@ def detect_local(platform: str | None = None, devices: int | None = None, proces
     return cluster
 
 
-def local_devices(platform: str) -> int:
-    """How many devices of a platform this machine has; 0 where JAX finds none. CPU devices: see `detect_local`."""
-    if platform == "cpu":
-        return _cpu_devices(1)
-    environment = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
-    count = f"import jax; print(len(jax.devices({platform!r})))"
-    found = subprocess.run(
-        [sys.executable, "-c", count], env=environment, capture_output=True, text=True, check=False
-    ).stdout.split()
-    return int(found[-1]) if found and found[-1].isdigit() else 0
-
-
 def _cpu_devices(processes: int) -> int:
     """How many virtual CPU devices to use where the user does not say."""
     asked = os.environ.get("JAX_NUM_CPU_DEVICES", "")
