@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
 # These stand in for functions of Python and JAX: an error in there is what the script would have met anyway.
-_STAND_INS = tuple(
-    os.path.join(_OURS, "frontends", name) for name in ("jit_hook.py", "side_effects.py", "overlay.py", "world.py")
-)
+_STAND_INS = tuple(f"{_OURS}frontends{os.sep}{name}.py" for name in ("jit_hook", "overlay", "side_effects", "world"))
 
 # How long the script's exit handlers may take after a failure: the other ranks wait for this one to go.
 _LAST_WORDS_SECONDS = 10.0
