@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import codecs
 import queue
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+# XLA's collectives on CPU greet each of their peers on stdout. The logs keep it; on the terminal it is noise.
+_NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.[^\n]*\n")
 _CHUNKS_AHEAD = 64  # of output that may wait for a slow terminal before the worker has to wait, too
 
 
@@ -85,7 +88,7 @@ class TerminalWriter:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             if isinstance(item, bytes):
-                self._write(self._decoder.decode(item))
+                self._write(_NOISE.sub("", self._decoder.decode(item)))
                 self._room.release()
             else:
                 self._write(item if self._at_line_start or not item else "\n" + item)

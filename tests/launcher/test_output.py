@@ -130,3 +130,12 @@ def test_lost_output_is_marked_when_the_disk_has_room_again(tmp_path: Path) -> N
     log.write(b"back\n")
     assert path.read_bytes() == b"\n[automap-launch: 8 bytes of output lost here]\nback\n"
     assert len(said) == 1
+
+
+def test_greetings_of_the_collectives_stay_off_the_terminal() -> None:
+    stream = io.StringIO()
+    writer = TerminalWriter(stream)
+    greeting = "[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1\n"
+    writer.output(f"before\n{greeting}{greeting}[Gloo] something else\nafter\n".encode())
+    writer.close(5)
+    assert stream.getvalue() == "before\n[Gloo] something else\nafter\n"
