@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from automap_launch.errors import AutomapError
 from automap_launch.frontends.config import FrontendConfig
@@ -71,6 +71,9 @@ class StepObserver:
         self._meter.step(report.outputs, examples=report.examples, tokens=report.tokens, markers=report.markers)
 
 
+_failed: list[int] = []  # the exit code, once this worker has failed
+
+
 def main(arguments: Sequence[str]) -> None:
     """Runs one worker to its end; returns only when the script ended well, else leaves the process."""
     die_with_parent()
@@ -102,7 +105,7 @@ def _prepare(spec: LaunchSpec, rank: int, feed: Feed, meter: Meter) -> None:
     from automap_launch.frontends.deferred import DeferredTrace
     from automap_launch.frontends.world import enter_single_world, read_everywhere
 
-    atexit.register(leave_together)
+    atexit.register(_say_goodbye)
     frontend = FrontendConfig(**spec.frontend)
     trace = DeferredTrace(parse_bytes(frontend.materialize_limit))
     jit_hook.install(_substitute(spec, StepObserver(trace, meter)))
@@ -187,15 +190,25 @@ def _raised_by_us(trace: TracebackType | None) -> bool:
 def _leave(code: int, meter: Meter) -> None:
     """Ends the process now: a rank that lingers keeps the others waiting in a collective.
 
-    The script's exit handlers run and its open files are flushed, as at any end of Python, but within a time limit
-    and without taking leave of the other ranks.
+    The script's exit handlers run and its open files are flushed, as at any end of Python, but within a time limit.
     """
     watchdog = threading.Timer(_LAST_WORDS_SECONDS, os._exit, (code,))
     watchdog.daemon = True
     watchdog.start()
-    atexit.unregister(leave_together)
     meter.close(timeout=1.0)
+    _failed.append(code)
     atexit._run_exitfuncs()
+    _end(code)
+
+
+def _say_goodbye() -> None:
+    """Runs after the script's exit handlers and before JAX's, which would wait for the other ranks."""
+    if _failed:
+        _end(_failed[0])
+    leave_together()
+
+
+def _end(code: int) -> NoReturn:
     _flush_open_files()
     os._exit(code)
 
