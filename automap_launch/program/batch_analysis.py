@@ -1,0 +1,140 @@
+"""What the batch analysis finds: how each value depends on the batch, and so how a step runs in micro-batches.
+
+Micro-batch `i` of `m` sees the i-th part of every batch value, the whole of every value without a batch dim, and runs
+the same operations on smaller shapes. Nothing is rescaled: a mean over the batch has its 1/B in the module, so that
+partial sums of the micro-batches add up to the value of the whole batch exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from automap_launch.train_step import SourceLine
+
+StateKind = Literal["none", "batch", "partial", "local", "full"]
+Reduction = Literal["add", "max", "min"]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a value depends on the batch.
+
+    - `none`: not at all; each micro-batch sees the whole value.
+    - `batch`: dim `dim` holds the examples. It is `outer` blocks, one after the other, in each of which the m
+      micro-batches have equal, consecutive parts: the dim read as (outer, m, rest) is cut in its middle factor.
+    - `partial`: the value of the whole batch is the `reduction` (sum, maximum, minimum) of the micro-batches' values.
+      Booleans reduce by `max` (any) and `min` (all).
+    - `local`: a statistic of the batch that each micro-batch takes of its own examples instead (batch norm, where the
+      user allows it). Without a batch dim; different for each micro-batch.
+    - `full`: needs the whole batch; computed after the last micro-batch.
+    """
+
+    kind: StateKind
+    dim: int = 0
+    outer: int = 1
+    reduction: Reduction = "add"
+
+
+NONE = State("none")
+FULL = State("full")
+LOCAL = State("local")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An operand without batch state whose micro-batch's part is read: the dim read as (outer, m, rest), cut in the
+    middle factor. `first`: part 0 whatever the micro-batch, for positions that count within it (`arange(B)` that
+    addresses the batch dim itself)."""
+
+    dim: int
+    outer: int = 1
+    first: bool = False
+
+
+RefusalKind = Literal["statistic", "mixing", "loop", "opaque", "no batch"]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a step cannot run in several micro-batches exactly.
+
+    Attributes:
+      reason: in the user's words, one sentence, with the place where the value is made and where it is used.
+      kind: `statistic` (a sum or extremum over the batch used for each example, as in batch norm), `mixing` (examples
+        meet in another way), `loop` (steps within the step, a loop that runs as long as the data want), `opaque` (an
+        operation that the analysis cannot look into), `no batch`.
+      op: name of the operation at fault. source: the user's line.
+      local_statistics: taking the statistic of each micro-batch by itself, where the user allows it
+        (`search.allow_local_batch_stats`), would lift it.
+    """
+
+    reason: str
+    kind: RefusalKind
+    op: str = ""
+    source: SourceLine | None = None
+    local_statistics: bool = False
+
+
+@dataclass(frozen=True)
+class BatchAnalysis:
+    """How a step runs in micro-batches.
+
+    The *prologue* runs once, on the whole batch, before the first micro-batch; the *micro* operations run for each
+    micro-batch; the *update* operations once, on whole values, after the last. Operations of state `none` (in none of
+    the three) run wherever their values are read. Operation ids are indices of the analysed operations, in order.
+
+    Attributes:
+      states: by value id.
+      parts: {(op id, operand position): part}: where a value without batch state is read in parts. For values with
+        batch state it is the state that says how they are cut.
+      prologue: ids of the operations that the prologue runs; they may be needed elsewhere as well.
+      prologue_values: what the prologue hands on. Their states are `none`, or `batch` (cut for each micro-batch).
+      micro, update: operation ids, ascending.
+      accumulated: partial values that the update reads or the step returns: to be reduced over micro-batches.
+      gathered: batch values that the update reads or the step returns: to be put together from micro-batches.
+      local_values: partial sums that operations of state `batch` and `local` read as m times the micro-batch's own
+        value (their 1/B is in the module); `accumulated` may list them as well.
+      max_micro_batches: the number of micro-batches must divide it (the parts must be equal); 1 where refused.
+      refusals: why not more than one; empty where it may.
+    """
+
+    states: tuple[State, ...]
+    parts: Mapping[tuple[int, int], Part] = field(default_factory=dict)
+    prologue: tuple[int, ...] = ()
+    prologue_values: tuple[int, ...] = ()
+    micro: tuple[int, ...] = ()
+    update: tuple[int, ...] = ()
+    accumulated: tuple[int, ...] = ()
+    gathered: tuple[int, ...] = ()
+    local_values: tuple[int, ...] = ()
+    max_micro_batches: int = 1
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True)
+class Block:
+    """A run of forward operations between two places where few bytes cross; a pipeline stage is a run of blocks.
+
+    Attributes:
+      ops: forward operation ids, ascending. Empty for a block of a loop's iterations.
+      loop: (loop id, first iteration, one past the last) where the block is a part of a loop over layers, whose
+        operations stand once in the program; None otherwise.
+      flops: of its forward operations on the whole batch. backward_flops: of the backward operations that follow it.
+      parameters: indices of arguments that its operations read (in a loop: of which they read the iterations' slices).
+      parameter_bytes: of those, each counted in the first block that reads it; of a stacked one, the slices.
+      state_bytes: of the optimizer state that replaces itself with these parameters' gradients.
+      boundary_bytes: that cross from this block to later ones in the forward part, whole batch; 0 for the last.
+      tied: argument indices in `parameters` that other blocks read too (tied embeddings).
+    """
+
+    ops: tuple[int, ...]
+    loop: tuple[int, int, int] | None
+    flops: int
+    backward_flops: int
+    parameters: tuple[int, ...]
+    parameter_bytes: int
+    state_bytes: int
+    boundary_bytes: int
+    tied: tuple[int, ...] = ()
