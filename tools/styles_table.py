@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -156,6 +157,7 @@ def _step_name(folder: Path) -> str | None:
 
 
 def _cell_text(text: str) -> str:
+    text = text.replace(f"{ROOT}{os.sep}", "")  # the page is the same wherever the repository lies
     return " ".join(text.split()).replace("|", "\\|")
 
 

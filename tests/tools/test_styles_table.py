@@ -19,10 +19,10 @@ def test_rows_stand_in_the_table_of_their_outcome():
     page = table(
         [
             Cell("ema.py", "EMA inside.", "runs", "equal over 3 steps, 12 tensors", "train_step"),
-            Cell("no_jit.py", "No jit.", "refused", "a message\nwith a | in it"),
+            Cell("no_jit.py", "No jit.", "refused", f"a message\nwith a | in {ROOT}/no_jit.py"),
         ]
     )
     run, _, refused = page.partition("## Refused")
     assert "| `ema.py` | EMA inside. | `train_step` | equal over 3 steps, 12 tensors |" in run
-    assert "| `no_jit.py` | No jit. | refused | a message with a \\| in it |" in refused
+    assert "| `no_jit.py` | No jit. | refused | a message with a \\| in no_jit.py |" in refused
     assert "no_jit" not in run
