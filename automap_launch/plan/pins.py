@@ -79,10 +79,14 @@ class Pins:
         pins = cls(devices, pin.data, pin.model, storage, groups)
         reasons = {mesh: pins._why_not(mesh, program) for mesh in pins.meshes()}
         if all(reasons.values()):
-            raise PlanError(
-                "no plan keeps to search.pin: "
-                + "; ".join(f"data={d} model={m}: {reason}" for (d, m), reason in reasons.items())
-            )
+            why = "; ".join(f"data={d} model={m}: {reason}" for (d, m), reason in reasons.items())
+            if pins == cls(devices):
+                raise PlanError(
+                    f"no plan uses all {devices} devices of {cluster.describe()}: {why}",
+                    hint="choose a batch size that the number of devices divides, or another number of devices "
+                    "(on this machine, cluster.devices=N sets how many are used)",
+                )
+            raise PlanError(f"no plan keeps to search.pin: {why}")
         return pins
 
     def meshes(self) -> tuple[tuple[int, int], ...]:
@@ -91,9 +95,11 @@ class Pins:
         return tuple((d, m) for d, m in every if self.data in (None, d) and self.model in (None, m))
 
     def allows(self, decision: Decision) -> bool:
-        """Whether a decision keeps to the pins and uses all devices."""
+        """Whether a decision keeps to the pins and uses all devices: where nothing is on the axis `model`, its
+        devices would all compute the same."""
         return (
             (decision.data, decision.model) in self.meshes()
+            and (decision.model == 1 or bool(decision.sharded))
             and self.storage in (None, decision.storage)
             and all((axis is not None) == (group in decision.sharded) for group, axis in self.groups.items())
         )
@@ -109,6 +115,9 @@ class Pins:
                 return f"group {group} is pinned to the axis {MODEL}, which has one device"
             if axis == MODEL and program.groups[group].divisor % model:
                 return f"group {group} ({_sizes(program, group)}) does not divide by {model}"
+        whole = {group for group, axis in self.groups.items() if axis is None} | {program.batch}
+        if model > 1 and not any(g.divisor % model == 0 for g in program.groups if g.id not in whole):
+            return f"no group is there for {MODEL}: none that is free has sizes that {model} divides"
         return None
 
 

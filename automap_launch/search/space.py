@@ -3,6 +3,7 @@
 A state is a `Partial` plan. `PlanSpace.choices` lists what can be decided next, invalid ones marked; a decision that
 leaves one way only is taken by itself, so every episode consists of real choices. The space is canonical: two paths
 through it never end in the same plan (with one device on `model` no group is asked, with one on `data` no storage).
+A mesh whose axis `model` shards nothing is left out: its devices would all compute the same.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class PlanSpace:
         self.forced = dict(forced or {})
         self.groups = tuple(g for g in program.groups if g.id != program.batch)
         self.factorisations = tuple((devices // m, m) for m in range(1, devices + 1) if devices % m == 0)
+        self._last = {mesh: self._last_shardable(mesh) for mesh in self.factorisations}
         self.meshes = tuple(mesh for mesh in self.factorisations if mesh in meshes and self._possible(mesh))
 
     @classmethod
@@ -123,7 +125,7 @@ class PlanSpace:
         if len(partial.groups) == len(self.groups):
             return ()
         group = self.groups[len(partial.groups)]
-        allowed_sharding = self._shardings(group, partial.mesh)
+        allowed_sharding = self._next_shardings(partial.groups, partial.mesh)
         return tuple(
             Choice(
                 "group",
@@ -138,22 +140,26 @@ class PlanSpace:
         """The plan in which all that is left is decided one way.
 
         Args:
-          shard: False: groups whole and nothing more stored sharded (least communication, most memory);
+          shard: False: groups whole and nothing more stored sharded (least communication, most memory), but for the
+            last group where the axis `model` would shard nothing;
             True: every group that can be sharded is, and all state is stored sharded (least memory).
         """
         mesh = partial.mesh or (self.meshes[-1] if shard else self.meshes[0])
         storage = partial.storage or self._storages(mesh)[-1 if shard else 0]
-        rest = (self._shardings(group, mesh)[-1 if shard else 0] for group in self.groups[len(partial.groups) :])
-        sharded = itertools.compress((g.id for g in self.groups), itertools.chain(partial.groups, rest))
-        return Decision(*mesh, frozenset(sharded), storage)
+        groups = list(partial.groups)
+        while len(groups) < len(self.groups):
+            groups.append(self._next_shardings(groups, mesh)[-1 if shard else 0])
+        return Decision(*mesh, frozenset(itertools.compress((g.id for g in self.groups), groups)), storage)
 
     @property
     def size(self) -> int:
         """The number of different plans."""
-        return sum(
-            len(self._storages(mesh)) * math.prod(len(self._shardings(g, mesh)) for g in self.groups)
-            for mesh in self.meshes
-        )
+        total = 0
+        for mesh in self.meshes:
+            options = [self._shardings(g, mesh) for g in self.groups]
+            idle = mesh[1] > 1 and all(False in o for o in options)
+            total += len(self._storages(mesh)) * (math.prod(map(len, options)) - idle)
+        return total
 
     def __contains__(self, decision: Decision) -> bool:
         mesh = (decision.data, decision.model)
@@ -162,6 +168,7 @@ class PlanSpace:
             and decision.storage in self._storages(mesh)
             and all((g.id in decision.sharded) in self._shardings(g, mesh) for g in self.groups)
             and decision.sharded <= {g.id for g in self.groups}
+            and (decision.model == 1 or bool(decision.sharded))
         )
 
     def __iter__(self) -> Iterator[Decision]:
@@ -169,12 +176,17 @@ class PlanSpace:
         for mesh in self.meshes:
             for storage in self._storages(mesh):
                 for flags in itertools.product(*(self._shardings(g, mesh) for g in self.groups)):
+                    if mesh[1] > 1 and not any(flags):
+                        continue
                     yield Decision(*mesh, frozenset(itertools.compress((g.id for g in self.groups), flags)), storage)
 
     def _possible(self, mesh: Mesh) -> bool:
         batch = self.program.batch
         splits_batch = mesh[0] == 1 or (batch is not None and self.program.groups[batch].divisor % mesh[0] == 0)
-        return splits_batch and bool(self._storages(mesh)) and all(self._shardings(g, mesh) for g in self.groups)
+        used = mesh[1] == 1 or self._last[mesh] is not None
+        return (
+            splits_batch and used and bool(self._storages(mesh)) and all(self._shardings(g, mesh) for g in self.groups)
+        )
 
     def _storages(self, mesh: Mesh) -> tuple[Storage, ...]:
         # Over a data axis of one device every storage is the same.
@@ -184,6 +196,17 @@ class PlanSpace:
         options = (False, True) if mesh[1] > 1 and group.divisor % mesh[1] == 0 else (False,)
         forced = self.forced.get(group.id)
         return options if forced is None else tuple(o for o in options if o == forced)
+
+    def _next_shardings(self, decided: Sequence[bool], mesh: Mesh) -> tuple[bool, ...]:
+        """Ways to take the next group, `decided` the ones before it: an axis must shard some group in the end."""
+        position = len(decided)
+        if mesh[1] > 1 and position == self._last[mesh] and not any(decided):
+            return (True,)
+        return self._shardings(self.groups[position], mesh)
+
+    def _last_shardable(self, mesh: Mesh) -> int | None:
+        """The place of the last group that the mesh can shard."""
+        return max((i for i, g in enumerate(self.groups) if True in self._shardings(g, mesh)), default=None)
 
     def _settle(self, partial: Partial) -> Partial:
         """Takes the decisions that leave one way only."""
@@ -200,8 +223,8 @@ class PlanSpace:
                 return partial
             partial = replace(partial, storage=storages[0])
         groups = list(partial.groups)
-        for group in self.groups[len(groups) :]:
-            options = self._shardings(group, mesh)
+        while len(groups) < len(self.groups):
+            options = self._next_shardings(groups, mesh)
             if len(options) != 1:
                 break
             groups.append(options[0])

@@ -26,8 +26,8 @@ def test_free_pins_allow_every_plan_on_all_devices():
 def test_pinned_axes_and_storage():
     pins = resolve(data=4, storage="optimizer")
     assert pins.meshes() == ((4, 2),)
-    assert pins.allows(Decision(4, 2, storage="optimizer"))
-    assert not pins.allows(Decision(4, 2))
+    assert pins.allows(Decision(4, 2, frozenset({2}), "optimizer"))
+    assert not pins.allows(Decision(4, 2, frozenset({2})))
     assert not pins.allows(Decision(8, 1, storage="optimizer"))
     assert resolve(data=2, model=4).meshes() == ((2, 4),)
 
@@ -88,3 +88,25 @@ def test_a_batch_or_group_that_no_mesh_divides_is_named():
     pin = PinConfig(model=7, groups={"params/w1@1": "model"})
     with pytest.raises(PlanError, match=r"data=1 model=7: group 2 \(sizes 256\) does not divide by 7"):
         Pins.resolve(pin, two_layers(), cluster(per_host=7))
+
+
+def test_a_model_axis_that_shards_nothing_is_no_plan_over_all_devices():
+    assert not resolve().allows(Decision(4, 2))
+    assert not resolve().allows(Decision(1, 8))
+    assert resolve().allows(Decision(8, 1))
+    with pytest.raises(PlanError, match=r"data=1 model=7: no group is there for model"):
+        resolve_on(7)
+    with pytest.raises(PlanError, match=r"data=4 model=2: no group is there for model"):
+        resolve(model=2, groups={"params/w1@0": None, "params/w1@1": None, "params/w2@1": None})
+
+
+def resolve_on(devices, **pin):
+    return Pins.resolve(PinConfig(**pin), two_layers(), cluster(per_host=devices))
+
+
+def test_devices_that_no_plan_can_all_use_are_refused_with_a_way_out():
+    with pytest.raises(
+        PlanError, match=r"no plan uses all 7 devices of made-up .*: data=7 model=1: the batch"
+    ) as caught:
+        resolve_on(7)
+    assert "cluster.devices=N" in caught.value.hint

@@ -40,7 +40,7 @@ def test_the_first_feature_is_the_reward_of_the_action():
 
 
 def test_a_masked_action_is_refused():
-    problem = Problem(devices=24)
+    problem = Problem(devices=128)
     env = environment(problem)
     observation = env.reset()
     with pytest.raises(ValueError, match="masked"):

@@ -56,11 +56,11 @@ def test_first_the_mesh_then_storage_then_groups_in_the_programs_order():
 def test_groups_that_the_axis_does_not_divide_are_left_whole():
     space = PlanSpace.pinned(program(KINDS, sizes=(64, 6, 7)), Pins(8))
     assert max(len(d.sharded) for d in space if d.model == 2) == 2
-    assert {d.sharded for d in space if d.model == 4} == {frozenset(), frozenset({1})}
+    assert {d.sharded for d in space if d.model == 4} == {frozenset({1})}
 
 
 def test_meshes_that_do_not_divide_the_batch_are_masked():
-    space = PlanSpace.pinned(program(KINDS), Pins(24))  # a batch of 64 over 24 devices
+    space = PlanSpace.pinned(program(KINDS, sizes=(48, 48, 48)), Pins(24))  # a batch of 64 over 24 devices
     choices = space.choices(space.start())
     data_of = {c.result.mesh[0]: c.valid for c in choices}
     assert data_of == {24: False, 12: False, 8: True, 6: False, 4: True, 3: False, 2: True, 1: True}
@@ -75,8 +75,18 @@ def test_pinned_groups_rule_out_meshes_that_cannot_shard_them():
 def test_completions_are_the_two_ends():
     space = PlanSpace.pinned(program(KINDS, sizes=(64, 6, 64)), Pins(8))
     partial = Partial((2, 4), None, (False,))
-    assert space.complete(partial, shard=False) == Decision(2, 4)
+    assert space.complete(partial, shard=False) == Decision(2, 4, frozenset({3}))
+    assert space.complete(Partial((2, 4), None, (True,)), shard=False) == Decision(2, 4, frozenset({1}))
     assert space.complete(partial, shard=True) == Decision(2, 4, frozenset({3}), "state")
+
+
+def test_a_model_axis_that_shards_nothing_is_no_plan():
+    space = PlanSpace.pinned(program(KINDS, sizes=(64, 6, 64)), Pins(8, data=2))
+    assert {d.sharded for d in space} == {frozenset({1}), frozenset({3}), frozenset({1, 3})}
+    assert Decision(2, 4) not in space
+    choices = space.choices(Partial((2, 4), "none", (False, False)))
+    assert [c.valid for c in choices] == [False, True]
+    assert PlanSpace.pinned(program(KINDS, sizes=(7, 6, 7)), Pins(8)).meshes == ((8, 1), (4, 2))
 
 
 def test_plans_of_another_space_are_not_in_it():
