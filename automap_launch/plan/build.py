@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from automap_launch.errors import PlanError
-from automap_launch.plan.cost import CostModel, Estimate
+from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import STORAGES, Decision
 from automap_launch.plan.derive import derive_layout, stored_leaves
 from automap_launch.plan.plan import ClusterId, GroupChoice, Origin, Plan, Predicted, Stage
@@ -13,6 +14,14 @@ from automap_launch.plan.sharding import DATA, MODEL, mesh_of, why_invalid
 from automap_launch.program.program import Group, Program
 
 _VERSIONS_OF = {"automap_launch": "automap-launch", "jax": "jax", "jaxlib": "jaxlib"}
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A plan with one group decided the other way: its step time and its memory, as multiples of the plan's."""
+
+    time: float
+    memory: float
 
 
 def build_plan(decision: Decision, model: CostModel, origin: Origin) -> Plan:
@@ -28,7 +37,7 @@ def build_plan(decision: Decision, model: CostModel, origin: Origin) -> Plan:
         fingerprint=program.step.fingerprint,
         cluster=ClusterId(cluster.name, cluster.digest),
         mesh=mesh,
-        groups=_choices(decision, model, estimate),
+        groups=_choices(decision, model),
         storage=storage_of(program, decision),
         stages=(Stage((0, 0), mesh, tuple(range(decision.devices))),),
         micro_batches=1,
@@ -133,14 +142,23 @@ def _storage_difference(plan: Plan, program: Program, decision: Decision) -> str
     )
 
 
-def _choices(decision: Decision, model: CostModel, estimate: Estimate) -> tuple[GroupChoice, ...]:
+def flips_of(decision: Decision, model: CostModel) -> dict[int, Flip]:
+    """By group id, what it would cost to decide the other way; groups that cannot be sharded are left out."""
     program = model.program
-    flips: dict[int, Decision] = {}
+    others: dict[int, Decision] = {}
     for group in program.groups:
         if group.id != program.batch and decision.model > 1 and group.divisor % decision.model == 0:
-            sharded = decision.sharded ^ {group.id}
-            flips[group.id] = Decision(decision.data, decision.model, sharded, decision.storage)
-    others = dict(zip(flips, model.estimate_many(list(flips.values())), strict=True))
+            others[group.id] = replace(decision, sharded=decision.sharded ^ {group.id})
+    own = model.estimate(decision)
+    return {
+        id_: Flip(e.step_seconds / own.step_seconds, e.memory.total / max(own.memory.total, 1))
+        for id_, e in zip(others, model.estimate_many(list(others.values())), strict=True)
+    }
+
+
+def _choices(decision: Decision, model: CostModel) -> tuple[GroupChoice, ...]:
+    program = model.program
+    flips = flips_of(decision, model)
     choices = []
     for group in program.groups:
         if group.id == program.batch:
@@ -148,21 +166,19 @@ def _choices(decision: Decision, model: CostModel, estimate: Estimate) -> tuple[
             reason = f"the batch, {decision.data} ways" if axis else "the batch; the data axis has one device"
         else:
             axis = MODEL if group.id in decision.sharded and decision.model > 1 else None
-            reason = _reason(group, decision, estimate, others.get(group.id))
+            reason = _reason(group, decision, flips.get(group.id))
         choices.append(GroupChoice(group.id, axis, group.members, reason))
     return tuple(choices)
 
 
-def _reason(group: Group, decision: Decision, estimate: Estimate, flipped: Estimate | None) -> str:
+def _reason(group: Group, decision: Decision, flip: Flip | None) -> str:
     if decision.model == 1:
         return "the model axis has one device"
     sizes = ", ".join(map(str, group.sizes))
-    if flipped is None:
+    if flip is None:
         return f"sizes {sizes} do not divide by {decision.model}"
     other = "whole" if group.id in decision.sharded else "sharded"
-    time = flipped.step_seconds / estimate.step_seconds
-    memory = flipped.memory.total / max(estimate.memory.total, 1)
-    return f"sizes {sizes}; {other}, a step would take {time:.3g} x the time and {memory:.3g} x the memory"
+    return f"sizes {sizes}; {other}, a step would take {flip.time:.3g} x the time and {flip.memory:.3g} x the memory"
 
 
 def _versions() -> dict[str, str]:

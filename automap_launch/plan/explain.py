@@ -1,17 +1,24 @@
-"""What a plan does and why, as tables for the terminal."""
+"""What a plan does and why, as tables for the terminal. They fit 100 columns, one line a row."""
 
 from __future__ import annotations
 
+import re
+
+from rich import box
 from rich.table import Table
 
 from automap_launch.plan.baselines import baselines
-from automap_launch.plan.build import decision_of
+from automap_launch.plan.build import Flip, decision_of, flips_of
 from automap_launch.plan.cost import CostModel, Estimate
 from automap_launch.plan.decision import Decision
-from automap_launch.plan.plan import Plan
+from automap_launch.plan.plan import GroupChoice, Plan
+from automap_launch.program.program import Group
 from automap_launch.units import format_bytes, format_seconds
 
 _AXES = {"data+model": "both"}
+# Of a parameter's path in the table of groups, and of how many there.
+_PATH_LENGTH = 19
+_PATHS = 2
 
 
 def explain(plan: Plan, model: CostModel) -> list[Table]:
@@ -21,51 +28,56 @@ def explain(plan: Plan, model: CostModel) -> list[Table]:
 
 
 def candidates(plan: Plan, decision: Decision, model: CostModel) -> Table:
-    """Predicted step time and memory of the plan and of each baseline, and their ratio to data parallelism."""
-    table = Table(title=f"Plans for {model.cluster.describe()}, predicted")
-    table.add_column("plan")
-    table.add_column("mesh")
-    table.add_column("found by")
-    for name in ("step", "compute", "communication", "memory/device", "x data parallel"):
-        table.add_column(name, justify="right")
+    """Predicted step time and memory of the plan and of each baseline, and their time by data parallelism's."""
+    table = _table(f"Plans for {model.cluster.describe()}, predicted", f"this plan: found by {plan.origin.searcher}")
+    for name in ("plan", "mesh", "ZeRO"):
+        table.add_column(name, no_wrap=True)
+    for name in ("step", "compute", "comm.", "memory", "fits", "vs DP"):
+        table.add_column(name, justify="right", no_wrap=True)
     known = baselines(model.program, model.cluster)
     estimates = {name: model.estimate(other) for name, other in known.items() if other is not None}
     reference = estimates.get("data_parallel")
-    rows = [("this plan", decision, plan.origin.searcher, model.estimate(decision))]
-    rows += [(name, known[name] or decision, "baseline", estimate) for name, estimate in estimates.items()]
-    for name, own, found_by, estimate in rows:
+    rows = [("this plan", decision, model.estimate(decision))]
+    rows += [(name, known[name] or decision, estimate) for name, estimate in estimates.items()]
+    for name, own, estimate in rows:
         table.add_row(
             name,
-            describe_mesh(own),
-            found_by,
+            _mesh(own),
+            "-" if own.storage == "none" else own.storage,
             format_seconds(estimate.step_seconds),
             format_seconds(estimate.compute),
             format_seconds(estimate.communication),
-            format_bytes(estimate.memory.total) + ("" if estimate.fits else " (does not fit)"),
+            format_bytes(estimate.memory.total),
+            "yes" if estimate.fits else "no",
             _ratio(estimate, reference),
             style="bold" if name == "this plan" else None,
         )
     for name in [name for name, own in known.items() if own is None]:
-        table.add_row(name, "impossible here", "baseline", *["-"] * 5)
+        table.add_row(name, "impossible here", *["-"] * 7, style="dim")
     return table
 
 
 def groups(plan: Plan, model: CostModel) -> Table:
-    """The linkage groups: sizes, members, the axis of each, and why."""
-    table = Table(title="Groups of dims that are sharded alike")
-    for name in ("group", "kind", "sizes", "tied", "bytes", "axis", "parameters", "reason"):
-        table.add_column(name, overflow="fold")
-    for choice in plan.groups:
+    """The linkage groups, the batch first: sizes, axis, parameters, and the cost of deciding otherwise.
+
+    Groups of activations alone that stay whole are only counted.
+    """
+    flips = flips_of(decision_of(plan, model.program), model)
+    hidden = [c for c in plan.groups if c.axis is None and model.program.groups[c.id].kind == "activation"]
+    caption = f"and {len(hidden)} group{'s'[: len(hidden) > 1]} of activations alone, not sharded" if hidden else None
+    table = _table("Groups of dims that are sharded alike", caption)
+    table.add_column("id", justify="right", no_wrap=True)
+    for name in ("sizes", "axis", "parameters", "if flipped"):
+        table.add_column(name, no_wrap=True)
+    batch_first = sorted(plan.groups, key=lambda choice: choice.id != model.program.batch)
+    for choice in [choice for choice in batch_first if choice not in hidden]:
         group = model.program.groups[choice.id]
         table.add_row(
             str(group.id),
-            group.kind,
-            ", ".join(map(str, group.sizes)),
-            str(group.tied),
-            format_bytes(group.bytes),
+            ", ".join(map(str, group.sizes[:2])) + (", …" if len(group.sizes) > 2 else ""),
             choice.axis or "-",
-            _members(choice.members),
-            choice.reason,
+            _what(group, choice),
+            "" if group.kind == "batch" else _if_flipped(flips.get(group.id), plan.mesh.get("model", 1)),
             style=None if choice.axis else "dim",
         )
     return table
@@ -73,9 +85,9 @@ def groups(plan: Plan, model: CostModel) -> Table:
 
 def time_spent(decision: Decision, model: CostModel) -> Table:
     """Seconds of each part of the step and of each kind of collective, costliest first."""
-    table = Table(title="Where a step's time goes, predicted")
-    for name in ("what", "seconds", "share", "bytes/device", "collectives"):
-        table.add_column(name, justify="left" if name == "what" else "right")
+    table = _table("Where a step's time goes, predicted")
+    for name in ("what", "time", "share", "bytes/device", "collectives"):
+        table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
     total = model.estimate(decision).step_seconds
     breakdown = model.breakdown(decision)
     rows = [(f"{part}: compute", seconds, "", "") for part, seconds in breakdown.compute.items()]
@@ -91,15 +103,63 @@ def time_spent(decision: Decision, model: CostModel) -> Table:
 
 def describe_mesh(decision: Decision) -> str:
     """`data 4 x model 2, ZeRO: optimizer`."""
-    parts = [f"{axis} {size}" for axis, size in (("data", decision.data), ("model", decision.model)) if size > 1]
-    mesh = " x ".join(parts) or "1 device"
+    mesh = _mesh(decision)
     return mesh if decision.storage == "none" else f"{mesh}, ZeRO: {decision.storage}"
 
 
+def _table(title: str, caption: str | None = None) -> Table:
+    return Table(
+        title=f"\n{title}",
+        caption=caption,
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+        title_justify="left",
+        caption_justify="left",
+        title_style="bold",
+    )
+
+
+def _mesh(decision: Decision) -> str:
+    parts = [f"{axis} {size}" for axis, size in (("data", decision.data), ("model", decision.model)) if size > 1]
+    return " x ".join(parts) or "1 device"
+
+
 def _ratio(estimate: Estimate, reference: Estimate | None) -> str:
-    return "-" if reference is None else f"{estimate.step_seconds / reference.step_seconds:.3g}"
+    return "-" if reference is None else _times(estimate.step_seconds / reference.step_seconds)
 
 
-def _members(paths: tuple[str, ...]) -> str:
-    shown = ", ".join(paths[:3])
-    return shown if len(paths) <= 3 else f"{shown} and {len(paths) - 3} more"
+def _times(ratio: float) -> str:
+    """A ratio to two decimals, or to three digits where it is large: `0.80x`, `26.3x`, `180x`."""
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
+
+
+def _what(group: Group, choice: GroupChoice) -> str:
+    if group.kind == "batch":
+        return "the batch"
+    if not choice.members:
+        return "activations"
+    # Layers' names are alike once they are shortened.
+    names = list(dict.fromkeys(_shortened(path) for path in choice.members))[:_PATHS]
+    left = len(choice.members) - len(names)
+    return ", ".join(names) + (f" and {left} more" if left else "")
+
+
+def _if_flipped(flip: Flip | None, model: int) -> str:
+    if model == 1:
+        return "-"
+    return f"{_times(flip.time)} time, {_times(flip.memory)} memory" if flip else f"does not divide by {model}"
+
+
+def _shortened(path: str) -> str:
+    """A path, its middle left out where it is long: `params/…/mlp/wi`."""
+    if len(path) <= _PATH_LENGTH:
+        return path
+    first, *rest = re.split("(?<=/)", path)
+    for start in range(1, len(rest)):
+        tail = "".join(rest[start:])
+        for short in (f"{first}…/{tail}", f"…/{tail}"):
+            if len(short) <= _PATH_LENGTH:
+                return short
+    half = (_PATH_LENGTH - 1) // 2
+    return f"{path[:half]}…{path[-half:]}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 
@@ -11,12 +12,12 @@ from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.explain import describe_mesh, explain
 from automap_launch.plan.plan import Origin
-from tests.plan.programs import cluster, two_layers
+from tests.plan.programs import Builder, cluster, two_layers
 
 
-def shown(decision, **kwargs):
-    model = CostModel(two_layers(), cluster(**kwargs))
-    console = Console(file=io.StringIO(), width=200)
+def shown(decision, program=None, width=100, **kwargs):
+    model = CostModel(program or two_layers(), cluster(**kwargs))
+    console = Console(file=io.StringIO(), width=width)
     for table in explain(build_plan(decision, model, Origin("dqn")), model):
         console.print(table)
     return console.file.getvalue(), model
@@ -27,26 +28,62 @@ def test_the_plan_stands_beside_the_baselines_with_its_ratio_to_data_parallelism
     row = next(line for line in text.splitlines() if "this plan" in line)
     ratio = model.estimate(Decision(4, 2, frozenset({2}))).step_seconds / model.estimate(Decision(8, 1)).step_seconds
     assert "data 4 x model 2" in row
-    assert "dqn" in row
-    assert f"{ratio:.3g}" in row
+    assert f"{ratio:.2f}x" in row
+    assert "found by dqn" in text
     for name in ("single", "data_parallel", "zero_data_parallel", "megatron"):
         assert name in text
 
 
 def test_what_does_not_fit_or_exist_is_said():
     text, _ = shown(Decision(8, 1), memory=2**17)
-    assert "does not fit" in text
+    assert next(line for line in text.splitlines() if "this plan " in line).split()[-2] == "no"
     text, _ = shown(Decision(1, 1), per_host=7)
     row = next(line for line in text.splitlines() if "data_parallel" in line)
     assert "impossible here" in row
 
 
-def test_groups_with_sizes_members_axis_and_reason():
-    text, _ = shown(Decision(4, 2, frozenset({2})))
-    assert "params/w1, params/w2" in text
-    assert "the batch, 4 ways" in text
-    assert "whole, a step would take" in text
-    assert "sharded, a step would take" in text
+def test_groups_with_sizes_parameters_axis_and_the_cost_of_deciding_otherwise():
+    decision = Decision(4, 2, frozenset({2}))
+    text, model = shown(decision)
+    rows = [line for line in text.splitlines() if re.match(r" *\d", line)]
+    assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
+    assert "the batch" in rows[0]
+    assert rows[2].split()[:5] == ["2", "256", "model", "params/w1,", "params/w2"]
+    own, other = (model.estimate(d) for d in (decision, Decision(4, 2)))
+    time, memory = other.step_seconds / own.step_seconds, other.memory.total / own.memory.total
+    assert f"{time:.2f}x time, {memory:.2f}x memory" in rows[2]
+
+
+def test_groups_of_activations_alone_that_stay_whole_are_only_counted():
+    b = Builder()
+    batch, inner, scores, other = (b.group(k) for k in ("batch", "parameter", "activation", "activation"))
+    w = b.argument("params/w", (8, 64), (None, inner), parameter=True)
+    x = b.argument("batch/x", (64, 8), (batch, None), role="batch")
+    y = b.value((64, 64), (batch, inner))
+    wide = b.value((64, 32), (batch, scores))
+    wider = b.value((64, 16), (batch, other))
+    b.op("dot_general", (x, w), (y,), flops=1000, contracted=((0, 1), (1, 0)))
+    b.op("reshape", (y,), (wide, wider))
+    text, _ = shown(Decision(4, 2, frozenset({inner, other})), b.program())
+    assert "and 1 groups of activations" not in text
+    assert "and 1 group of activations alone, not sharded" in text
+    assert [line.split()[0] for line in text.splitlines() if re.match(r" *\d", line)] == ["0", "1", "3"]
+
+
+def test_nothing_is_cut_off_or_folded_at_100_columns():
+    b = Builder()
+    batch, inner = b.group("batch"), b.group("parameter")
+    loss = b.value((), ())
+    for layer in range(12):
+        b.argument(f"params/encoder/blocks/{layer}/attention/kernel", (64, 8192), (None, inner), parameter=True)
+    b.argument("params/embedding", (64, 8192), (None, inner), parameter=True)
+    x = b.argument("batch/x", (64, 8), (batch, None), role="batch")
+    b.op("reduce", (x,), (loss,), flops=512)
+    text, _ = shown(Decision(16, 16, frozenset({inner}), "optimizer"), b.program(), hosts=32, memory=2**17)
+    narrow = [line.rstrip() for line in text.splitlines()]
+    wide, _ = shown(Decision(16, 16, frozenset({inner}), "optimizer"), b.program(), 200, hosts=32, memory=2**17)
+    assert narrow == [line.rstrip() for line in wide.splitlines()]
+    assert "…/attention/kernel, params/embedding and 11 more" in text
 
 
 def test_shares_of_time_add_up():
