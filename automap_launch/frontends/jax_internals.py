@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.extend.core as extend_core
 
 from automap_launch.errors import ConfigError
 
@@ -48,6 +49,37 @@ _own_traces: set[type] = set()
 def register_top_level_trace(trace_type: type) -> None:
     """Calls made while a trace of `trace_type` is the current one count as made at top level."""
     _own_traces.add(trace_type)
+    hide_own_traces()
+
+
+def _opaque_trace_state(convention: Any = None) -> Any:
+    """As JAX's own, with one state for everything at top level, whether under a trace of our own or not.
+
+    Flax NNX lets a variable change only under the trace state in which it was made, and variables made while a trace of
+    ours is the current one live on after it.
+    """
+    if type(core.trace_ctx.trace) in _own_traces:
+        return core.OpaqueTraceState(core.eval_trace._weakref)
+    return _real_opaque_trace_state(convention)
+
+
+_real_opaque_trace_state = core.get_opaque_trace_state
+for _module in (core, extend_core):
+    _module.get_opaque_trace_state = _opaque_trace_state
+
+
+def hide_own_traces() -> None:
+    """Libraries that remember the trace in which an object was made (Flax NNX) see JAX's own in place of ours.
+
+    Such an object is made under our trace and changed after it has ended; there is no transformation between the two.
+    """
+
+    def get_opaque_trace_state(convention: str | None = None) -> Any:
+        if type(core.trace_ctx.trace) in _own_traces:
+            return core.OpaqueTraceState(core.eval_trace._weakref)
+        return core.get_opaque_trace_state(convention)
+
+    jax.extend.core.get_opaque_trace_state = get_opaque_trace_state
 
 
 def at_top_level() -> bool:

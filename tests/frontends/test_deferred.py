@@ -43,6 +43,23 @@ def test_large_results_are_recorded_and_small_ones_made(trace):
     assert is_deferred(jax.grad(lambda w: (w**2).sum())(params["w"]))
 
 
+def test_a_flax_nnx_module_made_under_the_trace_can_be_changed_after_it():
+    from flax import nnx
+    from flax.errors import TraceContextError
+
+    before = nnx.Param(jnp.zeros(3))
+    with DeferredTrace(LIMIT):
+        inside = nnx.Linear(SIZE, SIZE, rngs=nnx.Rngs(0))
+        before[...] = jnp.ones(3)
+        with pytest.raises(TraceContextError):
+            jax.jit(inside.kernel.set_value)(jnp.ones((SIZE, SIZE)))
+    inside.kernel[...] = 2 * inside.kernel[...]
+    inside.bias[...] = inside.bias[...] + 1
+    np.testing.assert_array_equal(before[...], np.ones(3))
+    np.testing.assert_array_equal(inside.bias[...], np.ones(SIZE))
+    np.testing.assert_array_equal(inside.kernel[...], 2 * nnx.Linear(SIZE, SIZE, rngs=nnx.Rngs(0)).kernel[...])
+
+
 def test_materialized_values_equal_the_plain_ones_in_their_shardings():
     plain = make_params()
     with DeferredTrace(LIMIT):
