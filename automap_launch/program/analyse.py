@@ -6,11 +6,12 @@ from collections import defaultdict
 from dataclasses import replace
 
 from automap_launch.errors import CaptureError
-from automap_launch.program.batch import batch_class
+from automap_launch.program.batch import batch_arguments, batch_class
 from automap_launch.program.flatten import flatten
 from automap_launch.program.flops import flops_of, is_fusable
 from automap_launch.program.graph import Graph, Node, where
 from automap_launch.program.linkage import Linkage, link
+from automap_launch.program.micro_batches import best_way
 from automap_launch.program.mlir import read_module
 from automap_launch.program.parts import split_parts
 from automap_launch.program.program import Group, GroupKind, Op, Program
@@ -19,12 +20,13 @@ from automap_launch.program.ties import tie
 from automap_launch.train_step import TrainStep
 
 
-def analyse(step: TrainStep, platform: str = "cpu") -> Program:
+def analyse(step: TrainStep, platform: str = "cpu", local_statistics: bool = False) -> Program:
     """Groups, batch, parts and costs of a step.
 
     Args:
       step: as captured.
       platform: which of the step's modules to read.
+      local_statistics: allow micro-batches statistics of their own (batch norm).
 
     Raises:
       CaptureError: the step holds no module for `platform`, its module is damaged or does not match its arguments,
@@ -49,6 +51,8 @@ def analyse(step: TrainStep, platform: str = "cpu") -> Program:
         graph.note(note)
     has_batch = [batch is not None and batch in dims for dims in linkage.classes]
     parts = split_parts(graph, step, has_batch)
+    ways = batch_arguments(graph, linkage, batch, step.arguments)
+    batch_analysis = best_way(graph, ways, _arrays_of_state(graph, step), local_statistics)
     groups, number = _groups(graph, linkage, step, parts.parameters, batch)
     return Program(
         step=step,
@@ -75,7 +79,17 @@ def analyse(step: TrainStep, platform: str = "cpu") -> Program:
         batch=None if batch is None else number[batch],
         dim_groups=tuple(tuple(None if c is None else number[c] for c in dims) for dims in linkage.classes),
         notes=tuple(graph.notes),
+        batch_analysis=batch_analysis,
     )
+
+
+def _arrays_of_state(graph: Graph, step: TrainStep) -> list[int]:
+    """Parameters and optimizer state: what a prologue must not read. Counters and PRNG keys it may."""
+    return [
+        k
+        for k, (argument, value) in enumerate(zip(step.arguments, graph.arguments, strict=True))
+        if argument.role == "state" and graph.values[value].is_float and graph.values[value].size > 1
+    ]
 
 
 def _unknown(node: Node) -> str:

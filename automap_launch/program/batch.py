@@ -1,9 +1,10 @@
-"""Which class of dims is the batch."""
+"""Which class of dims is the batch, and which arguments hold it."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+from automap_launch.program.batch_analysis import State
 from automap_launch.program.graph import Graph, Node
 from automap_launch.program.linkage import Linkage
 from automap_launch.train_step import Argument
@@ -77,3 +78,57 @@ def _picked(graph: Graph, linkage: Linkage, consumers: dict[int, list[Node]], va
             else:
                 found.add(item)
     return found
+
+
+def batch_arguments(
+    graph: Graph, linkage: Linkage, batch: int | None, arguments: tuple[Argument, ...]
+) -> list[dict[int, State]]:
+    """Ways to cut a step's arguments into micro-batches, by argument index; the best first. Each is exact if the
+    batch analysis accepts it: an argument that is not cut is read whole.
+
+    - What is linked with the batch, and batch arguments whose leading dim has its size though the step does not link
+      them (a permutation between them).
+    - What is linked with the batch alone.
+    - Where the step itself cuts the batch into chunks that a loop walks: a part of each chunk.
+    """
+    linked = {
+        k: State("batch", linkage.classes[value].index(batch))
+        for k, value in enumerate(graph.arguments)
+        if batch is not None and linkage.classes[value].count(batch) == 1
+    }
+    sizes = Counter(
+        graph.shape(graph.arguments[k])[state.dim] for k, state in linked.items() if arguments[k].role == "batch"
+    )
+    leading = Counter(
+        shape[0]
+        for argument, value in zip(arguments, graph.arguments, strict=True)
+        if argument.role == "batch" and (shape := graph.shape(value)) and shape[0] > 1
+    )
+    if not sizes and not leading:
+        return []
+    size = (sizes or leading).most_common(1)[0][0]
+    widened = dict(linked)
+    for k, (argument, value) in enumerate(zip(arguments, graph.arguments, strict=True)):
+        if k not in widened and argument.role == "batch" and graph.shape(value)[:1] == (size,):
+            widened[k] = State("batch", 0)
+    ways = [widened]
+    if linked and linked != widened:
+        ways.append(linked)
+    ways.extend(
+        {k: State("batch", state.dim, chunks) for k, state in widened.items()}
+        for chunks in _chunks(graph, widened, size)
+    )
+    return ways
+
+
+def _chunks(graph: Graph, ways: dict[int, State], size: int) -> list[int]:
+    """Into how many chunks reshapes of arguments cut the batch."""
+    held = {graph.arguments[k]: state.dim for k, state in ways.items()}
+    found: dict[int, None] = {}
+    for node in graph.nodes:
+        if node.name == "reshape" and node.operands[0] in held:
+            dim = held[node.operands[0]]
+            target = graph.shape(node.results[0])
+            if len(target) > dim and 1 < target[dim] < size and size % target[dim] == 0:
+                found.setdefault(target[dim])
+    return list(found)

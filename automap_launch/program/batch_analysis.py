@@ -43,7 +43,7 @@ LOCAL = State("local")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Share:
     """An operand without batch state whose micro-batch's part is read: the dim read as (outer, m, rest), cut in the
     middle factor. `first`: part 0 whatever the micro-batch, for positions that count within it (`arange(B)` that
     addresses the batch dim itself)."""
@@ -86,22 +86,27 @@ class BatchAnalysis:
     the three) run wherever their values are read. Operation ids are indices of the analysed operations, in order.
 
     Attributes:
+      arguments: states of the arguments that hold the batch, by argument index: how they are cut.
       states: by value id.
-      parts: {(op id, operand position): part}: where a value without batch state is read in parts. For values with
-        batch state it is the state that says how they are cut.
+      shares: {(op id, operand position): share}: where a value without batch state is read in parts. For values with
+        batch state it is the state that says how they are cut. Position 1 of a `loop_carry` stands for what the body
+        hands on.
       prologue: ids of the operations that the prologue runs; they may be needed elsewhere as well.
       prologue_values: what the prologue hands on. Their states are `none`, or `batch` (cut for each micro-batch).
-      micro, update: operation ids, ascending.
+      micro, update: operation ids, ascending. An operation whose results are `local` may be in both: in the update it
+        runs on what the micro-batches' values reduce to.
       accumulated: partial values that the update reads or the step returns: to be reduced over micro-batches.
-      gathered: batch values that the update reads or the step returns: to be put together from micro-batches.
+      gathered: batch values that the update reads or the step returns, other than arguments and `prologue_values`: to
+        be put together from micro-batches.
       local_values: partial sums that operations of state `batch` and `local` read as m times the micro-batch's own
         value (their 1/B is in the module); `accumulated` may list them as well.
       max_micro_batches: the number of micro-batches must divide it (the parts must be equal); 1 where refused.
       refusals: why not more than one; empty where it may.
     """
 
+    arguments: Mapping[int, State]
     states: tuple[State, ...]
-    parts: Mapping[tuple[int, int], Part] = field(default_factory=dict)
+    shares: Mapping[tuple[int, int], Share] = field(default_factory=dict)
     prologue: tuple[int, ...] = ()
     prologue_values: tuple[int, ...] = ()
     micro: tuple[int, ...] = ()

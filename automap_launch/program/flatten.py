@@ -144,6 +144,8 @@ class _Flattener:
                 f"loop{where(source)}: how often it runs depends on data, so that its cost is counted once; "
                 "a loop of fixed length (lax.scan, lax.fori_loop with constant bounds) is counted exactly"
             )
+            kept = [v for pair in zip(carried, results, changes, strict=True) if pair[2] for v in pair[:2]]
+            self.graph.tests.append((test, tuple(dict.fromkeys(kept))))
         else:
             for node in self.graph.nodes[first:]:
                 node.times *= times
@@ -192,6 +194,10 @@ def prune(graph: Graph) -> Graph:
             if node.name == "loop_carry" and handed_on[node.results[0]] not in live:
                 live.add(handed_on[node.results[0]])
                 changed = True
+        for test, passed in graph.tests:
+            if test not in live and not live.isdisjoint(passed):
+                live.add(test)
+                changed = True
     nodes = [node for node, keep in zip(graph.nodes, kept, strict=True) if keep]
     values = sorted({*graph.arguments, *graph.results, *(v for node in nodes for v in (*node.operands, *node.results))})
     number = {value: index for index, value in enumerate(values)}
@@ -204,5 +210,10 @@ def prune(graph: Graph) -> Graph:
         arguments=[number[v] for v in graph.arguments],
         results=[number[v] for v in graph.results],
         back_edges=[(number[a], number[b]) for a, b in graph.back_edges if a in number and b in number],
+        tests=[
+            (number[test], tuple(number[v] for v in passed if v in number))
+            for test, passed in graph.tests
+            if test in number
+        ],
         notes=graph.notes,
     )

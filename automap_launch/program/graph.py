@@ -36,6 +36,7 @@ class Graph:
     """Operations in an order in which they can run.
 
     `back_edges` holds, for every `loop_carry`, (the carried value, the value that the body hands to the next round).
+    `tests` holds, for every loop that runs as long as data want, (its test, all values that it carries or hands on).
     """
 
     values: list[Value] = field(default_factory=list)
@@ -43,6 +44,7 @@ class Graph:
     arguments: list[int] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
     back_edges: list[tuple[int, int]] = field(default_factory=list)
+    tests: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def shape(self, value: int) -> tuple[int, ...]:

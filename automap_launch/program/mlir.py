@@ -192,16 +192,23 @@ def _string(attribute: Any) -> str:
 
 
 def _constant(attribute: Any) -> int | str | None:
-    """`splat` for any constant of one repeated value, its value for an integer scalar, None for a real table."""
-    if not isinstance(attribute, ir.DenseElementsAttr) or not attribute.is_splat:
+    """An integer scalar's value; `zero` or `splat` for any other constant of one repeated value; `count` for a vector
+    0, 1, 2 ...; None for any other table."""
+    if not isinstance(attribute, ir.DenseElementsAttr):
         return None
-    if ir.ShapedType(attribute.type).rank == 0:
-        scalar = attribute.get_splat_value()
-        if isinstance(scalar, ir.BoolAttr):
-            return int(scalar.value)
-        if isinstance(scalar, ir.IntegerAttr):
-            return int(scalar.value)
-    return "splat"
+    if not attribute.is_splat:
+        return "count" if _is_count(attribute) else None
+    scalar = attribute.get_splat_value()
+    if ir.ShapedType(attribute.type).rank == 0 and isinstance(scalar, (ir.BoolAttr, ir.IntegerAttr)):
+        return int(scalar.value)
+    is_zero = isinstance(scalar, (ir.BoolAttr, ir.IntegerAttr, ir.FloatAttr)) and scalar.value == 0
+    return "zero" if is_zero else "splat"
+
+
+def _is_count(attribute: Any) -> bool:
+    if not isinstance(attribute, ir.DenseIntElementsAttr) or ir.ShapedType(attribute.type).rank != 1:
+        return False
+    return all(int(element) == position for position, element in enumerate(attribute))
 
 
 def _direction(attribute: Any) -> str:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from automap_launch.program.batch_analysis import BatchAnalysis
 from automap_launch.train_step import SourceLine, TrainStep
 
 Part = Literal["forward", "backward", "update", "constant"]
@@ -116,6 +117,7 @@ class Program:
         stand at two dims of a value (the scores of self-attention, a square matrix between residual streams); a mesh
         axis shards the first of them that it divides.
       notes: what the analysis could not follow, with the user's line.
+      batch_analysis: how the step runs in micro-batches; None where it was not analysed.
     """
 
     step: TrainStep
@@ -128,3 +130,4 @@ class Program:
     batch: int | None
     dim_groups: tuple[tuple[int | None, ...], ...]
     notes: tuple[str, ...] = ()
+    batch_analysis: BatchAnalysis | None = None

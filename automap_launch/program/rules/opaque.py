@@ -5,25 +5,26 @@ from __future__ import annotations
 from automap_launch.program.rules.relations import RULES, Relations, rule
 
 # Calls that leave each element where it is.
-_IDENTITY = frozenset(("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"))
-_PLACEMENT = "annotate_device_placement"
+IDENTITY_CALLS = frozenset(
+    ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint", "annotate_device_placement")
+)
 # Random bits: each result element from the element of equal position (the counter) and the key.
-_ELEMENTWISE = ("cu_threefry2x32", "hip_threefry2x32")
+ELEMENTWISE_CALLS = ("cu_threefry2x32", "hip_threefry2x32")
 # Linear algebra on the last two dims, batched over the others.
-_MATRIX = ("lapack_", "cusolver", "cublas", "cu_lu", "hipsolver", "hipblas")
+MATRIX_CALLS = ("lapack_", "cusolver", "cublas", "cu_lu", "hipsolver", "hipblas")
 
 
 @rule("custom_call")
 def custom_call(r: Relations) -> None:
     target = r.node.attributes.get("call_target_name", "")
-    if target in _IDENTITY or target == _PLACEMENT or target.startswith(_ELEMENTWISE):
+    if target in IDENTITY_CALLS or target.startswith(ELEMENTWISE_CALLS):
         for value in r.node.operands:
             for result in r.node.results:
                 if r.shape(value) == r.shape(result):
                     r.link_all(value, result)
     elif target.endswith("topk"):
         RULES["top_k"](r)
-    elif target.startswith(_MATRIX):
+    elif target.startswith(MATRIX_CALLS):
         _leading(r)
     else:
         unknown(r)
