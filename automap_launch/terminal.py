@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -11,6 +12,8 @@ from rich.markup import escape
 
 from automap_launch.errors import AutomapError
 
+_PIPE_COLUMNS = 120  # a log has no width; tables need some
+
 
 class Terminal:
     """Our messages, and the stream that rank 0's output is passed on to."""
@@ -18,7 +21,8 @@ class Terminal:
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
         self.stream: TextIO = sys.stderr if as_json else sys.stdout
-        self.console = Console(file=self.stream, highlight=False, soft_wrap=True)
+        width = None if self.stream.isatty() or "COLUMNS" in os.environ else _PIPE_COLUMNS
+        self.console = Console(file=self.stream, highlight=False, soft_wrap=True, width=width)
         self._errors = Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
     def note(self, text: str) -> None:

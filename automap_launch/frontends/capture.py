@@ -20,11 +20,10 @@ from automap_launch.train_step import Entry, TrainStep
 from automap_launch.units import parse_duration
 
 _LOG_LINES = 15
-# The script sees one CPU device; its trackers and windows stay off.
+# The script sees one CPU device; its windows stay off.
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_NUM_CPU_DEVICES": "1",
-    "WANDB_MODE": "disabled",
     "MPLBACKEND": "Agg",
     "PYTHONUNBUFFERED": "1",
 }

@@ -25,6 +25,7 @@ from automap_launch.frontends.detect_step import StepDetector
 from automap_launch.frontends.functions_seen import Call
 from automap_launch.frontends.script import UserFailure, run_script, user_traceback
 from automap_launch.frontends.side_effects import redirect_writes
+from automap_launch.frontends.silent_wandb import disable_wandb
 from automap_launch.units import parse_bytes
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
@@ -104,6 +105,7 @@ def main() -> NoReturn:
     """Runs the task whose file is the only argument."""
     task = CaptureTask.from_dict(json.loads(Path(sys.argv[1]).read_text()))
     leave_with_parent()
+    disable_wandb()
     CaptureRun(task, redirect_writes(Path(task.scratch))).run()
 
 

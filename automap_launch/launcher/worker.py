@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from automap_launch.errors import AutomapError
 from automap_launch.frontends.config import FrontendConfig
 from automap_launch.frontends.side_effects import COLLECTIVE_WRITERS, redirect_writes
+from automap_launch.frontends.silent_wandb import disable_wandb
 from automap_launch.launcher.agreement import check_same_program, check_same_state
 from automap_launch.launcher.environment_record import write_environment
 from automap_launch.launcher.failure import FailureRecord
@@ -116,7 +117,7 @@ def _prepare(spec: LaunchSpec, rank: int, feed: Feed, meter: Meter) -> None:
     elif spec.processes > 1:
         read_everywhere()
     if rank > 0:
-        os.environ["WANDB_MODE"] = "disabled"
+        disable_wandb()
         redirect_writes(spec.folder.rank_files(rank), COLLECTIVE_WRITERS, keep=[spec.folder.logs], shared=True)
     trace.start()
 
