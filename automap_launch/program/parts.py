@@ -118,7 +118,7 @@ def _parameters(
 def _gradients(
     graph: Graph, step: TrainStep, parts: list[Part], inner: list[int], parameters: tuple[int, ...]
 ) -> list[int]:
-    """Values that inner nodes make and from which the update makes new parameters."""
+    """Values that inner nodes make for the update alone, which makes new parameters from them."""
     trained = set(parameters)
     wanted = {
         value
@@ -140,7 +140,9 @@ def _gradients(
             if later is not None and later not in wanted:
                 wanted.add(later)
                 changed = True
-    return [v for k in inner for v in graph.nodes[k].results if v in wanted]
+    # What inner nodes read as well is no gradient: the inverse deviation of batch norm makes its scale's gradient.
+    read = {v for k in inner for v in graph.nodes[k].operands}
+    return [v for k in inner for v in graph.nodes[k].results if v in wanted and v not in read]
 
 
 def _forward(graph: Graph, inner: list[int], gradients: list[int]) -> dict[int, bool]:

@@ -119,6 +119,28 @@ def test_batch_statistics_are_forward_and_running_ones_are_no_parameters():
     assert dots(program) == ["forward", "forward", "backward", "backward", "backward"]
 
 
+def test_a_statistic_that_makes_a_gradient_is_no_gradient():
+    """The gradient of batch norm's scale is a sum over the batch times the inverse deviation of the forward part."""
+
+    def normalise(h, scale):
+        centred = h - h.mean(0)
+        return centred * (jax.lax.rsqrt((centred**2).mean(0) + 1e-5) * scale)
+
+    def step(state, x, y):
+        def loss(params):
+            h = x
+            for w, scale in params["layers"]:
+                h = jax.nn.relu(normalise(h @ w, scale))
+            return ((h @ params["out"] - y) ** 2).mean()
+
+        return sgd(state, jax.grad(loss)(state))
+
+    layers = [(Spec((24, 24), F32), Spec((24,), F32)) for _ in range(3)]
+    program = analyse(make_step(step, ({"layers": layers, "out": Spec((24, 6), F32)},), X, Y))
+    assert dots(program).count("forward") == 4
+    assert dots(program).count("backward") == 7  # the first layer's input has no gradient
+
+
 def test_two_towers_with_their_own_losses_are_split_each():
     def step(params, x, y):
         def loss(p):
