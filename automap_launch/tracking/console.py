@@ -113,7 +113,7 @@ class ConsoleProgress:
     def _print_step(self, event: StepEvent, rates: Rates) -> None:
         """One line; its times are medians since the line before, for a single step says little."""
         recent = list(self._recent) or [(event.seconds, rates)]
-        parts = [f"[bold]step {event.step}[/]", *map(_output, _shown(event.outputs).items())]
+        parts = [f"[bold cyan]automap-launch[/] step {event.step}", *map(_output, _shown(event.outputs).items())]
         parts.append(f"{format_seconds(statistics.median(s for s, _ in recent))}/step")
         if event.warmup:
             parts[-1] += " (compilation included)"

@@ -51,7 +51,7 @@ def test_the_first_step_then_one_an_interval_and_the_last(
         console.step(step(number), Rates())
         clock.now += 1.0
     console.ended()
-    assert [line.split()[1] for line in terminal.getvalue().splitlines()] == ["1", "6", "11", "16", "21", "23"]
+    assert [line.split()[2] for line in terminal.getvalue().splitlines()] == ["1", "6", "11", "16", "21", "23"]
     console.ended()
     assert terminal.getvalue().count("step 23 ") == 1
 
@@ -61,7 +61,8 @@ def test_a_line_names_loss_time_and_rates(console: ConsoleProgress, terminal: io
     outputs = {"accuracy": 0.5, "1": 7.0, "aux/loss": 2.25, "norm": 3.0}
     console.step(StepEvent(4, 0.0, 0.0259, 32, 4096, outputs), rates)
     assert terminal.getvalue() == (
-        "step 4  aux/loss 2.25  accuracy 0.5  output 1 7  25.9 ms/step  1,234 examples/s  158,016 tokens/s  MFU 31.4%\n"
+        "automap-launch step 4  aux/loss 2.25  accuracy 0.5  output 1 7  "
+        "25.9 ms/step  1,234 examples/s  158,016 tokens/s  MFU 31.4%\n"
     )
 
 
@@ -82,7 +83,7 @@ def test_a_loss_that_turns_nan_is_told_at_once_and_once(console: ConsoleProgress
         console.step(step(number, loss=math.nan), Rates())
     lines = terminal.getvalue().splitlines()
     assert len(lines) == 3
-    assert lines[1].startswith("step 2  loss nan")
+    assert lines[1].startswith("automap-launch step 2  loss nan")
     assert lines[2] == "automap-launch: warning: loss is nan from step 2 on"
 
 

@@ -249,7 +249,7 @@ def test_offline_prints_one_line_of_ours_and_nothing_of_wandb(tmp_path: Path) ->
     lines = result.stderr.splitlines()
     assert len(lines) == 2, result.stderr
     assert "wandb sync" in lines[0]
-    assert lines[1].startswith("step 1")
+    assert lines[1].startswith("automap-launch step 1")
 
 
 def test_run_settings_of_the_script_are_not_ours(tmp_path: Path) -> None:
