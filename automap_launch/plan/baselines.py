@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.sharding import why_invalid
@@ -37,29 +39,29 @@ def _megatron(program: Program, cluster: Cluster) -> Decision | None:
     widest = per_host if cluster.hosts > 1 else min(2, per_host)
     for model in range(widest, 1, -1):
         if per_host % model == 0:
-            decision = Decision(cluster.devices // model, model, _inner_groups(program, model))
+            decision = Decision(cluster.devices // model, model, inner_groups(program, model))
             if decision.sharded and why_invalid(program, decision) is None:
                 return decision
     return None
 
 
-def _inner_groups(program: Program, model: int) -> frozenset[int]:
+def inner_groups(program: Program, model: int) -> frozenset[int]:
     """Groups of weights' dims, but for the stream between layers, of which no two meet in one weight."""
     weights = _weights(program)
-    uses: dict[int, int] = {}
-    for groups in weights:
-        for id_ in set(groups):
-            uses[id_] = uses.get(id_, 0) + 1
-    if not uses:
-        return frozenset()
-    stream = max(uses, key=lambda id_: (uses[id_], program.groups[id_].bytes))
+    stream = stream_group(program)
     chosen: set[int] = set()
-    for group in (program.groups[id_] for id_ in sorted(uses) if id_ != stream):
+    for group in (program.groups[id_] for id_ in sorted(set().union(*weights)) if id_ != stream):
         meets = any(group.id in groups and chosen & set(groups) for groups in weights)
         twice = any(groups.count(group.id) > 1 for groups in weights)
         if group.divisor % model == 0 and not meets and not twice:
             chosen.add(group.id)
     return frozenset(chosen)
+
+
+def stream_group(program: Program) -> int | None:
+    """The group that runs through the layers: a dim of more weights than any other; None where there are no weights."""
+    uses = Counter(id_ for groups in _weights(program) for id_ in set(groups))
+    return max(uses, key=lambda id_: (uses[id_], program.groups[id_].bytes)) if uses else None
 
 
 def _weights(program: Program) -> list[list[int]]:

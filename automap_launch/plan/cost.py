@@ -22,6 +22,7 @@ from automap_launch.plan.liveness import liveness_of
 from automap_launch.plan.plan import Memory
 from automap_launch.plan.pricing import (
     COUNTS,
+    FLOPS,
     LANES,
     OPTIMIZER,
     OTHER,
@@ -64,9 +65,13 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Where a step's time goes: compute seconds by part of the step, and its collectives, costliest first."""
+    """Where a step's time goes: compute seconds by part of the step, and its collectives, costliest first.
+
+    `flops`: floating-point operations of one device.
+    """
 
     compute: dict[Part, float]
+    flops: float
     collectives: tuple[CollectiveUse, ...]
 
 
@@ -121,7 +126,7 @@ class CostModel:
             for (kind, axis), own in lanes.items()
         ]
         compute = dict(zip(PARTS, totals[0, SECONDS].tolist(), strict=True))
-        return Breakdown(compute, tuple(sorted(uses, key=lambda use: -use.seconds)))
+        return Breakdown(compute, float(totals[0, FLOPS]), tuple(sorted(uses, key=lambda use: -use.seconds)))
 
     def _estimate_on_one_mesh(self, decisions: Sequence[Decision]) -> list[Estimate]:
         table = self._table(decisions[0])
@@ -135,7 +140,11 @@ class CostModel:
         gradients = shares @ self._live.gradients.T
         if decisions[0].data > 1:
             # Gradients that are reduced in one go are there twice: as the sums of this device and as those of all.
-            gradients += np.minimum(gradients, self._rows.rules.combine_bytes)
+            sums = np.minimum(gradients, self._rows.rules.combine_bytes)
+            if self._rows.rules.reduce_scatter:
+                scattered = np.array([d.storage != "none" for d in decisions])
+                sums[scattered] /= decisions[0].data
+            gradients += sums
         peak = np.argmax(activations + gradients, axis=1)
         rows = np.arange(len(decisions))
         held = np.stack(

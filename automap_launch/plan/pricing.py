@@ -28,10 +28,11 @@ _KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 LANES = tuple((kind, axis, combinable) for kind in _KINDS for axis in AXES for combinable in (False, True))
 _LANE = {lane: i for i, lane in enumerate(LANES)}
 
-# Columns: seconds of each part, bytes held by use, then each lane's bytes and how many collectives it has.
+# Columns: seconds of each part, bytes held by use, floating-point operations, then each lane's bytes and how many
+# collectives it has.
 SECONDS = slice(0, len(PARTS))
-PARAMETERS, OPTIMIZER, OTHER = (len(PARTS) + i for i in range(3))
-SIZES = slice(OTHER + 1, OTHER + 1 + len(LANES))
+PARAMETERS, OPTIMIZER, OTHER, FLOPS = (len(PARTS) + i for i in range(4))
+SIZES = slice(FLOPS + 1, FLOPS + 1 + len(LANES))
 COUNTS = slice(SIZES.stop, SIZES.stop + len(LANES))
 WIDTH = COUNTS.stop
 
@@ -93,6 +94,7 @@ class RowSets:
             if any(t.counted for t in row.results):
                 seconds += curves.op_seconds
             columns[PARTS.index(row.part)] += row.count * seconds / speed
+            columns[FLOPS] += row.count * case.flops
             _add(columns, case.collectives, row.count)
         for argument in self._arguments[index]:
             self._price_argument(columns, argument, axes, mesh, storage)

@@ -44,9 +44,18 @@ class MeshTable:
                 self._bits[self._place[group], column] = 1 << bit
         self._alpha, self._beta = _lane_costs(cluster, mesh)
         self._kind_members = np.array(
-            [[group in kind for kind in live.kinds] for group in groups], dtype=np.int64
+            [[group in kind.groups for kind in live.kinds] for group in groups], dtype=np.int64
         ).reshape(len(groups), len(live.kinds))
-        self._kind_shares = np.array([1 / mesh[DATA] if program.batch in kind else 1.0 for kind in live.kinds])
+        # By storage level and kind: what the data axis leaves of a tensor on one device.
+        self._kind_shares = np.array(
+            [
+                [
+                    1 / mesh[DATA] if program.batch in kind.groups or level >= kind.stored_from else 1.0
+                    for kind in live.kinds
+                ]
+                for level in range(len(STORAGES))
+            ]
+        )
 
     def totals(self, decisions: Sequence[Decision]) -> Array:
         """float64[decisions, WIDTH]: the columns of whole plans."""
@@ -71,7 +80,8 @@ class MeshTable:
     def shares(self, decisions: Sequence[Decision]) -> Array:
         """float64[decisions, kinds of `Liveness`]: the share of a tensor of each kind that one device holds."""
         on_model = self._flags(decisions) @ self._kind_members > 0
-        shares: Array = np.where(on_model, self._kind_shares / self._mesh[MODEL], self._kind_shares)
+        over_data = self._kind_shares[[STORAGES.index(d.storage) for d in decisions]]
+        shares: Array = np.where(on_model, over_data / self._mesh[MODEL], over_data)
         return shares
 
     def _flags(self, decisions: Sequence[Decision]) -> npt.NDArray[np.int64]:

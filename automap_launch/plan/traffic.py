@@ -74,4 +74,4 @@ def memory_traffic(program: Program) -> Traffic:
 def _alike(program: Program, producer: int, consumer: int) -> bool:
     """Whether a consumer can take a fusable producer's result without its being written."""
     a, b = program.ops[producer], program.ops[consumer]
-    return a.part == b.part and a.times == b.times and (b.fusable or b.name in _INLINE_CONSUMERS)
+    return a.part in (b.part, "constant") and a.times == b.times and (b.fusable or b.name in _INLINE_CONSUMERS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from automap_launch.plan.liveness import liveness_of
+from automap_launch.plan.decision import STORAGES
+from automap_launch.plan.liveness import Kind, liveness_of
 from automap_launch.plan.traffic import memory_traffic
 from tests.plan.programs import BATCH, HIDDEN, IN, OUT, Builder, two_layers
 
@@ -26,14 +27,14 @@ def test_a_value_lives_from_its_making_to_its_last_use():
 
 def test_forward_values_are_kept_for_the_backward_part():
     live, _ = peak(two_layers())
-    hidden = live.kinds.index(frozenset({0, 2}))
+    hidden = live.kinds.index(Kind(frozenset({0, 2})))
     # The hidden activation is alive with its own gradient; what it was before relu is not kept.
     assert live.activations[:, hidden].max() == 2 * 4 * BATCH * HIDDEN
 
 
 def test_gradients_are_told_from_activations():
     live, _ = peak(two_layers())
-    first, second = live.kinds.index(frozenset({1, 2})), live.kinds.index(frozenset({2, 3}))
+    first, second = (live.kinds.index(Kind(frozenset(k))) for k in ({1, 2}, {2, 3}))
     assert live.gradients[:, first].max() == 4 * IN * HIDDEN
     assert live.gradients[:, second].max() == 4 * HIDDEN * OUT
     assert live.activations[:, first].max() == 0
@@ -50,3 +51,38 @@ def test_results_take_a_donated_arguments_place():
 
     assert step(donated=True) == 0
     assert step(donated=False) == 4096
+
+
+def test_what_a_fused_chain_reads_is_alive_until_the_chain_runs():
+    b = Builder()
+    x, wide = b.value((1024,), (None,)), b.value((2048,), (None,))
+    thin = [b.value((1024,), (None,)) for _ in range(3)]
+    b.op("dot_general", (x,), (wide,))
+    b.op("slice", (wide,), (thin[0],), fusable=True)
+    b.op("dot_general", (x,), (thin[1],))
+    b.op("add", (thin[0], thin[1]), (thin[2],), fusable=True)
+    b.result(thin[2])
+    assert peak(b.program())[1] == 4 * 4096  # the wide one is still there when the sum is made
+
+
+def test_a_constant_chain_is_fused_into_whatever_uses_it():
+    b = Builder()
+    w = b.argument("params/w", (1024,), (None,), parameter=True)
+    decay, new = b.value((1024,), (None,)), b.value((1024,), (None,))
+    b.op("multiply", (w,), (decay,), fusable=True, part="constant")
+    b.op("subtract", (w, decay), (new,), fusable=True, part="update")
+    b.result(new, replaces=0)
+    assert peak(b.program())[1] == 0
+
+
+def test_new_state_is_kept_where_it_is_stored():
+    b = Builder()
+    w = b.argument("params/w", (1024,), (None,), parameter=True, donated=False)
+    m = b.argument("momentum/w", (1024,), (None,), donated=False)
+    new_w, new_m = b.value((1024,), (None,)), b.value((1024,), (None,))
+    b.op("dot_general", (m,), (new_m,), part="update")
+    b.op("dot_general", (w, new_m), (new_w,), part="update")
+    b.result(new_w, replaces=0)
+    b.result(new_m, replaces=1)
+    live, _ = peak(b.program())
+    assert {kind.stored_from for kind in live.kinds} == {STORAGES.index("optimizer"), STORAGES.index("state")}
