@@ -1,0 +1,359 @@
+"""Which stage of a pipeline each operation of a step belongs to, and which stage owns each piece of state."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Literal
+
+from automap_launch.errors import PlanError
+from automap_launch.program.batch_analysis import BatchAnalysis
+from automap_launch.program.flops import flops_of
+from automap_launch.program.graph import Graph
+from automap_launch.program.union_find import UnionFind
+
+Phase = Literal["forward", "backward", "weight", "update"]
+
+# How far a cut may lie from the place that balances the stages, as a share of one stage, to cut where few bytes cross.
+_SLACK = 0.4
+# A value that the backward pass would not have kept costs more than one that it keeps anyway.
+_NEW_RESIDUAL = 10
+
+
+@dataclass(frozen=True)
+class State:
+    """The step's state among the arguments and results of the graph: `arguments[k]` is replaced by `results[k]`."""
+
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where everything runs.
+
+    Attributes:
+      stages: how many.
+      place: for each micro or update operation, its phase and stage.
+      rounds: for each update operation, how many times before it stages must hear from each other.
+      owner: for each argument of the graph that is state, the stage that holds it.
+      shares: of the forward flops, by stage.
+      joined: sums over micro-batches whose terms are made on several stages; must be added up in the update instead.
+    """
+
+    stages: int
+    place: dict[int, tuple[Phase, int]]
+    rounds: dict[int, int]
+    owner: dict[int, int]
+    shares: tuple[float, ...]
+    joined: frozenset[int]
+
+
+def assign(
+    graph: Graph,
+    analysis: BatchAnalysis,
+    state: State,
+    stages: int,
+    *,
+    first_of_stage: Sequence[int] | None = None,
+) -> Assignment:
+    """Assigns a step to stages.
+
+    A forward operation runs on the stage whose share of the forward pass it is in, a backward operation where its
+    residuals and parameters are, never on a later stage than its operands; the update of a state runs on the first
+    stage that reads it.
+
+    Args:
+      graph, analysis: of the step, straight-line; sums handed over early (`boundary.py`).
+      stages: how many.
+      first_of_stage: for each stage but the first, an operation of the forward part that begins it. None: cut so
+        that the stages are balanced and few bytes cross.
+
+    Raises:
+      PlanError: the forward part has fewer operations than stages.
+    """
+    return _Assigner(graph, analysis, state, stages).run(first_of_stage)
+
+
+class _Assigner:
+    def __init__(self, graph: Graph, analysis: BatchAnalysis, state: State, stages: int) -> None:
+        self.graph = graph
+        self.states = analysis.states
+        self.micro = list(analysis.micro)
+        self.update = list(analysis.update)
+        self.sums = set(analysis.accumulated)
+        self.before = set(analysis.prologue_values)
+        self.state = state
+        self.stages = stages
+        self.all = (1 << stages) - 1
+        self.made_by = {v: k for k, node in enumerate(graph.nodes) for v in node.results}
+        self.micro_set = set(self.micro)
+        self.depends = self._depends_on_state()
+        self.component = self._components()
+
+    def run(self, first_of_stage: Sequence[int] | None) -> Assignment:
+        forward, metric = self._parts()
+        self.uses = [0] * len(self.state.arguments)  # for each state argument, the stages whose forward part reads it
+        self.available = [self.all] * len(self.graph.values)  # for each value, the stages that have it
+        self.place: dict[int, tuple[Phase, int]] = {}
+        shares = self._forward(forward, first_of_stage)
+        self._backward(set(forward), metric)
+        joined = self._joined()
+        owner_of = self._owners()
+        rounds = self._update(owner_of)
+        owner = {v: owner_of.get(self.component.find(v), 0) for v in self.state.arguments}
+        return Assignment(self.stages, self.place, rounds, owner, shares, frozenset(joined))
+
+    # What depends on what
+
+    def _depends_on_state(self) -> list[int]:
+        """For each value that does not depend on the batch, the state arguments it is made from (bits)."""
+        depends = [0] * len(self.graph.values)
+        for bit, value in enumerate(self.state.arguments):
+            depends[value] = 1 << bit
+        for node in self.graph.nodes:
+            if node.results and self.states[node.results[0]].kind == "none" and node.results[0] not in self.before:
+                made = 0
+                for v in node.operands:
+                    made |= depends[v]
+                for v in node.results:
+                    depends[v] = made
+        return depends
+
+    def _large(self, value: int) -> bool:
+        """Whether a value says to which state an operation of the update belongs: not a scalar, nor one spread."""
+        if self.graph.values[value].size <= 1:
+            return False
+        return self.states[value].kind != "none" or bool(self.depends[value] & self.large_state)
+
+    def _components(self) -> UnionFind:
+        """What the update computes together: a parameter, its gradient and its optimizer state."""
+        component = UnionFind(len(self.graph.values))
+        self.large_state = sum(1 << bit for bit, v in enumerate(self.state.arguments) if self.graph.values[v].size > 1)
+        needed = {v for k in self.update for v in self.graph.nodes[k].operands if self.states[v].kind == "none"}
+        nodes = set(self.update)
+        for k in range(len(self.graph.nodes) - 1, -1, -1):
+            node = self.graph.nodes[k]
+            if any(v in needed for v in node.results) and self.states[node.results[0]].kind == "none":
+                needed.update(node.operands)
+                nodes.add(k)
+        for k in nodes:
+            node = self.graph.nodes[k]
+            for a, b in pairwise(v for v in (*node.operands, *node.results) if self._large(v)):
+                component.union(a, b)
+        for a, b in zip(self.state.arguments, self.state.results, strict=True):
+            if self.graph.values[a].size > 1:
+                component.union(a, b)
+        return component
+
+    def _parts(self) -> tuple[list[int], set[int]]:
+        """Forward operations: those that lead to every gradient; and those that lead to none, for metrics."""
+        trained = 0
+        for k in self.micro:
+            for v in self.graph.nodes[k].operands:
+                if self.states[v].kind == "none":
+                    trained |= self.depends[v]
+        components = {self.component.find(v) for bit, v in enumerate(self.state.arguments) if trained >> bit & 1}
+        gradients = [v for v in sorted(self.sums) if self.component.find(v) in components]
+        full = (1 << len(gradients)) - 1
+        reach = [0] * len(self.graph.values)
+        for bit, v in enumerate(gradients):
+            reach[v] = 1 << bit
+        forward, metric = [], set()
+        for k in reversed(self.micro):
+            node = self.graph.nodes[k]
+            led = 0
+            for v in node.results:
+                led |= reach[v]
+            for v in node.operands:
+                reach[v] |= led
+            if full and led == full:
+                forward.append(k)
+            elif not led:
+                metric.add(k)
+        forward.reverse()
+        if len(forward) < self.stages:
+            raise PlanError(
+                f"the step has {len(forward)} forward operations that lead to all gradients: "
+                f"it cannot be cut into {self.stages} stages"
+            )
+        return forward, metric
+
+    # Forward
+
+    def _forward(self, forward: list[int], first_of_stage: Sequence[int] | None) -> tuple[float, ...]:
+        order = self._order(forward)
+        place = {k: p for p, k in enumerate(order)}
+        cost = [max(1, flops_of(self.graph, self.graph.nodes[k])) for k in order]
+        cuts = self._cuts(order, place, cost) if first_of_stage is None else [place[k] for k in first_of_stage]
+        for k in order:
+            self.place[k] = ("forward", sum(place[k] >= cut for cut in cuts))
+        for k in order:
+            stage = self.place[k][1]
+            for v in self.graph.nodes[k].operands:
+                if self.states[v].kind == "none":
+                    for bit in _bits(self.depends[v]):
+                        self.uses[bit] |= 1 << stage
+            for v in self.graph.nodes[k].results:
+                self.available[v] = 1 << stage
+        for k in order:
+            for v in self.graph.nodes[k].operands:
+                if self.made_by.get(v) in place:
+                    self.available[v] |= 1 << self.place[k][1]
+        total = sum(cost)
+        ends = [0, *cuts, len(order)]
+        return tuple(sum(cost[a:b]) / total for a, b in pairwise(ends))
+
+    def _order(self, forward: list[int]) -> list[int]:
+        """Forward operations by the earliest time at which they could end; what depends on data alone (a mask, the
+        labels one-hot) as late as it is read."""
+        inside = set(forward)
+        ends = [0.0] * len(self.graph.values)
+        trained = [bool(d) for d in self.depends]
+        readers: dict[int, list[int]] = defaultdict(list)
+        for k in forward:
+            node = self.graph.nodes[k]
+            start = max((ends[v] for v in node.operands if self.made_by.get(v) in inside), default=0.0)
+            late = any(trained[v] for v in node.operands)
+            for v in node.results:
+                ends[v] = start + max(1, flops_of(self.graph, node))
+                trained[v] = late
+            for v in node.operands:
+                readers[v].append(k)
+        for k in reversed(forward):
+            node = self.graph.nodes[k]
+            if not trained[node.results[0]]:
+                reading = [ends[self.graph.nodes[r].results[0]] for v in node.results for r in readers[v]]
+                for v in node.results:
+                    ends[v] = min(reading, default=ends[v])
+        return sorted(forward, key=lambda k: (ends[self.graph.nodes[k].results[0]], k))
+
+    def _cuts(self, order: list[int], place: dict[int, int], cost: list[int]) -> list[int]:
+        """Where each later stage begins: near the balanced place, where the fewest bytes cross."""
+        done = list(accumulate(cost))
+        crossing = self._crossing(order, place)
+        cuts: list[int] = []
+        for stage in range(1, self.stages):
+            target, slack = done[-1] * stage / self.stages, done[-1] / self.stages * _SLACK
+            after = cuts[-1] + 1 if cuts else 1
+            before = len(order) - (self.stages - stage) + 1
+            near = [p for p in range(after, before) if abs(done[p - 1] - target) <= slack]
+            if not near:
+                near = [min(range(after, before), key=lambda p: abs(done[p - 1] - target))]
+            cuts.append(min(near, key=lambda p: (crossing[p], round(abs(done[p - 1] - target) / done[-1] * 50), -p)))
+        return cuts
+
+    def _crossing(self, order: list[int], place: dict[int, int]) -> list[int]:
+        """For each place in the order, bytes that a cut before it would send on."""
+        kept = {v for k in self.micro for v in self.graph.nodes[k].operands if k not in place}
+        last: dict[int, int] = {}
+        for k in order:
+            for v in self.graph.nodes[k].operands:
+                if self.made_by.get(v) in place:
+                    last[v] = max(last.get(v, 0), place[k])
+        changes = [0] * (len(order) + 2)
+        for v, end in last.items():
+            weight = self.graph.values[v].bytes * (1 if v in kept else 1 + _NEW_RESIDUAL)
+            changes[place[self.made_by[v]] + 1] += weight
+            changes[end + 1] -= weight
+        return list(accumulate(changes))
+
+    # Backward
+
+    def _backward(self, forward: set[int], metric: set[int]) -> None:
+        """Each backward operation runs on the last stage, not after those of its operands, that has what it reads."""
+        latest: list[int | None] = [None] * len(self.graph.values)  # stage of a backward value
+        waiting: list[int] = []
+        for k in self.micro:
+            if k in forward:
+                continue
+            node = self.graph.nodes[k]
+            stages = [s for v in node.operands if (s := latest[v]) is not None]
+            if not stages and k in metric:
+                made = [self.place[m][1] for v in node.operands if (m := self.made_by.get(v)) in self.place]
+                phase: Phase = "forward"
+                stage = max(made, default=self.stages - 1)
+            elif not stages and node.name == "optimization_barrier":
+                # Of a rematerialised layer: it runs where the layer does, which its readers will tell.
+                self.available[node.results[0]] = self.available[node.operands[0]]
+                waiting.append(k)
+                continue
+            else:
+                phase = "backward"
+                bound = min(stages, default=self.stages - 1)
+                can = self.all
+                for v in node.operands:
+                    if self.states[v].kind == "none":
+                        for bit in _bits(self.depends[v]):
+                            can &= self.uses[bit] or self.all
+                    elif latest[v] is None:
+                        can &= self.available[v]
+                stage = max((s for s in _bits(can) if s <= bound), default=bound)
+                for v in node.results:
+                    latest[v] = stage
+            self.place[k] = (phase, stage)
+            for v in node.results:
+                self.available[v] = 1 << stage
+        readers: dict[int, list[int]] = defaultdict(list)
+        for k in self.micro:
+            for v in self.graph.nodes[k].operands:
+                readers[v].append(k)
+        for k in reversed(waiting):
+            stages = [self.place[r][1] for r in readers[self.graph.nodes[k].results[0]] if r in self.place]
+            self.place[k] = ("backward", max(stages, default=0))
+
+    def _joined(self) -> set[int]:
+        """Operations on sums whose terms are made on several stages."""
+        return {
+            k
+            for k in self.micro
+            if len(
+                {
+                    self.place[m][1]
+                    for v in self.graph.nodes[k].operands
+                    if self.states[v].kind == "partial" and (m := self.made_by.get(v)) in self.place
+                }
+            )
+            > 1
+            and all(self.states[v].kind in ("partial", "none") for v in self.graph.nodes[k].operands)
+        }
+
+    # Update
+
+    def _owners(self) -> dict[int, int]:
+        """The stage of each component: the first that reads its state, else the one that makes its sum."""
+        owner: dict[int, int] = {}
+        for bit, v in enumerate(self.state.arguments):
+            if self.uses[bit]:
+                root = self.component.find(v)
+                owner[root] = min(owner.get(root, self.stages), _bits(self.uses[bit])[0])
+        for v in sorted(self.sums):
+            maker = self.made_by.get(v)
+            if self.graph.values[v].size > 1 and maker in self.place:
+                owner.setdefault(self.component.find(v), self.place[maker][1])
+        for v in self.state.arguments:
+            if self.graph.values[v].size <= 1:
+                owner[self.component.find(v)] = 0
+        return owner
+
+    def _update(self, owner: dict[int, int]) -> dict[int, int]:
+        rounds: dict[int, int] = {}
+        inside = set(self.update)
+        for k in self.update:
+            node = self.graph.nodes[k]
+            large = [v for v in (*node.operands, *node.results) if self._large(v)]
+            if large:
+                stage = owner.get(self.component.find(large[0]), 0)
+            else:
+                made = {self.place[m][1] for v in node.operands if (m := self.made_by.get(v)) in self.place}
+                stage = made.pop() if len(made) == 1 else 0
+            self.place[k] = ("update", stage)
+            before = [m for v in node.operands if (m := self.made_by.get(v)) in inside]
+            rounds[k] = max((rounds[m] + (self.place[m][1] != stage) for m in before), default=0)
+        return rounds
+
+
+def _bits(mask: int) -> list[int]:
+    return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]

@@ -1,0 +1,296 @@
+"""A step as a straight line of operations: calls inlined, counted loops unrolled, cases computed on both sides.
+
+The analyses of `program/` keep a loop's body once. To cut a step into parts (a stage gets some layers of a scan over
+layers, a micro-batch a part of the examples) every operation must stand for itself, as it does here. What a loop
+stacks up, layer by layer, and takes apart again in the backward pass is handed on directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from automap_launch.errors import PlanError
+from automap_launch.program.graph import Graph, Node, where
+from automap_launch.program.mlir import Module, RawOp, Region
+from automap_launch.program.program import Value
+from automap_launch.train_step import SourceLine
+
+# Above these a loop is not unrolled: the step could not be compiled in reasonable time.
+MAX_TRIPS = 2048
+MAX_NODES = 400_000
+
+
+@dataclass(slots=True)
+class Line:
+    """A straight-line step.
+
+    Attributes:
+      graph: its nodes; no `loop_carry` or `branch` among them. A loop that cannot be unrolled is one `while` node,
+        whose operands are its initial values and then what its regions read from outside (`free_values`).
+      positions: for each node, the position of its operation in the module; None for a node that stands for none
+        (`constant`, `slice`, `compare` and `select` made here, described by their attributes alone).
+    """
+
+    graph: Graph
+    positions: list[int | None] = field(default_factory=list)
+
+
+def unroll(module: Module, sources: Sequence[SourceLine | None] = ()) -> Line:
+    """Unrolls `main`.
+
+    Args:
+      module: as `read_module` reads it. sources: line of its k-th operation; ignored if of another length.
+
+    Raises:
+      PlanError: the step is too long to be unrolled.
+    """
+    if len(sources) != module.operations:
+        sources = ()
+    line = Line(Graph())
+    main = module.functions["main"]
+    line.graph.arguments = [line.graph.add_value(kind) for kind in main.types]
+    unroller = _Unroller(module.functions, sources, line)
+    line.graph.results = unroller.run(main, dict(zip(main.arguments, line.graph.arguments, strict=True)), None)
+    return prune(line)
+
+
+def free_values(op: RawOp) -> list[int]:
+    """Values of its function that an operation's regions read from outside it, in order of first use."""
+    inner: set[int] = set()
+    found: dict[int, None] = {}
+
+    def visit(region: Region) -> None:
+        inner.update(region.arguments)
+        for item in region.ops:
+            for value in item.operands:
+                if value not in inner:
+                    found.setdefault(value)
+            for nested in item.regions:
+                visit(nested)
+            inner.update(item.results)
+        for value in region.returns:
+            if value not in inner:
+                found.setdefault(value)
+
+    for region in op.regions:
+        visit(region)
+    return list(found)
+
+
+class _Unroller:
+    def __init__(self, functions: dict[str, Region], sources: Sequence[SourceLine | None], line: Line) -> None:
+        self.functions = functions
+        self.sources = sources
+        self.line = line
+        self.graph = line.graph
+        self.known: dict[int, int] = {}  # integer scalars
+        self.maker: dict[int, Node] = {}
+
+    def run(self, region: Region, env: dict[int, int], source: SourceLine | None) -> list[int]:
+        """Inlines a region; returns the values that it returns."""
+        for op in region.ops:
+            here = self.sources[op.position] if op.position < len(self.sources) else None
+            results = self.op(op, [env[v] for v in op.operands], env, here or source)
+            env.update(zip(op.results, results, strict=True))
+        return [env[v] for v in region.returns]
+
+    def op(self, op: RawOp, operands: list[int], env: dict[int, int], source: SourceLine | None) -> list[int]:
+        if op.name in ("call", "composite"):
+            callee = self.functions[op.attributes["callee" if op.name == "call" else "decomposition"]]
+            return self.run(callee, dict(zip(callee.arguments, operands, strict=True)), source)
+        if op.name == "while":
+            return self.loop(op, operands, env, source)
+        if op.name in ("case", "if"):
+            return self.case(op, operands[0], env, source)
+        if op.name == "optimization_barrier":
+            # One node a value: what a barrier ties together may go to different parts.
+            return [self.add(op, [v], [t], source)[0] for v, t in zip(operands, op.types, strict=True)]
+        folded = self.fold(op, operands)
+        if folded is not None:
+            return [self.constant(op.types[0], folded, source)]
+        if op.name == "dynamic_slice" and all(v in self.known for v in operands[1:]):
+            return [self.slice(op, operands, source)]
+        return self.add(op, operands, list(op.types), source)
+
+    def add(
+        self, op: RawOp, operands: list[int], types: list[Value], source: SourceLine | None, position: int | None = None
+    ) -> list[int]:
+        node = Node(op.name, operands, [self.graph.add_value(t) for t in types], op.attributes, reducer=op.reducer,
+                    source=source)  # fmt: skip
+        self.append(node, op.position if position is None else position)
+        if op.name == "constant" and isinstance(op.attributes.get("value"), int) and _is_integer(types[0]):
+            self.known[node.results[0]] = _wrap(op.attributes["value"], types[0].dtype)
+        if op.name == "optimization_barrier" and operands[0] in self.known:
+            self.known[node.results[0]] = self.known[operands[0]]
+        return node.results
+
+    def make(self, name: str, operands: list[int], kind: Value, source: SourceLine | None, **attributes: object) -> int:
+        """Adds a node that is described by its attributes alone."""
+        node = Node(name, operands, [self.graph.add_value(kind)], attributes, source=source)
+        self.append(node, None)
+        return node.results[0]
+
+    def append(self, node: Node, position: int | None) -> None:
+        if len(self.graph.nodes) >= MAX_NODES:
+            raise PlanError(
+                f"the step has more than {MAX_NODES:,} operations once its loops are unrolled{where(node.source)}: "
+                "it can run in one stage and one micro-batch only"
+            )
+        self.graph.nodes.append(node)
+        self.line.positions.append(position)
+        for value in node.results:
+            self.maker[value] = node
+
+    def constant(self, kind: Value, value: int, source: SourceLine | None) -> int:
+        result = self.make("constant", [], kind, source, value=value)
+        self.known[result] = value
+        return result
+
+    def fold(self, op: RawOp, operands: list[int]) -> int | None:
+        """The value of an integer scalar that follows from others that are known."""
+        if len(op.types) != 1 or not _is_integer(op.types[0]) or not operands:
+            return None
+        if not all(v in self.known for v in operands):
+            return None
+        numbers = [self.known[v] for v in operands]
+        if op.name == "compare":
+            return int(_COMPARE[op.attributes["comparison_direction"]](*numbers))
+        rule = _FOLD.get(op.name)
+        if op.name == "convert" and not _is_integer(self.graph.values[operands[0]]):
+            return None
+        return None if rule is None else _wrap(int(rule(*numbers)), op.types[0].dtype)
+
+    def slice(self, op: RawOp, operands: list[int], source: SourceLine | None) -> int:
+        """A dynamic slice at a place that is known; what was written at that very place before, where that is."""
+        sizes = op.attributes["slice_sizes"]
+        origin = operands[0]
+        starts = self.starts(operands[1:], self.graph.shape(origin), sizes)
+        while True:
+            maker = self.maker.get(origin)
+            if maker is None or maker.name != "dynamic_update_slice":
+                break
+            below, update, *indices = maker.operands
+            if not all(v in self.known for v in indices):
+                break
+            shape = self.graph.shape(update)
+            written = self.starts(indices, self.graph.shape(origin), shape)
+            if written == starts and tuple(shape) == tuple(sizes):
+                return update
+            if not any(
+                a + n <= b or b + m <= a for a, n, b, m in zip(starts, sizes, written, shape, strict=True)
+            ):  # they overlap
+                break
+            origin = below
+        limits = tuple(a + n for a, n in zip(starts, sizes, strict=True))
+        return self.make(
+            "slice", [origin], op.types[0], source,
+            start_indices=starts, limit_indices=limits, strides=(1,) * len(starts),
+        )  # fmt: skip
+
+    def starts(self, indices: list[int], shape: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+        """Where a window begins: clamped into its operand, as StableHLO says."""
+        return tuple(
+            max(0, min(self.known[v], size - width)) for v, size, width in zip(indices, shape, sizes, strict=True)
+        )
+
+    def loop(self, op: RawOp, operands: list[int], env: dict[int, int], source: SourceLine | None) -> list[int]:
+        condition, body = op.regions
+        mark = len(self.graph.nodes)
+        carried = list(operands)
+        for _ in range(MAX_TRIPS + 1):
+            test = self.run(condition, {**env, **dict(zip(condition.arguments, carried, strict=True))}, source)[0]
+            if test not in self.known:
+                break
+            if not self.known[test]:
+                return carried
+            carried = self.run(body, {**env, **dict(zip(body.arguments, carried, strict=True))}, source)
+        del self.graph.nodes[mark:], self.line.positions[mark:]
+        free = [env[v] for v in free_values(op)]
+        return self.add(op, [*operands, *free], list(op.types), source)
+
+    def case(self, op: RawOp, index: int, env: dict[int, int], source: SourceLine | None) -> list[int]:
+        """Every branch is computed, and one chosen: the branches may lie in different parts of the step."""
+        choice = self.known.get(index)
+        # Of an `if` the second region is the one for false, 0.
+        regions = op.regions[::-1] if op.name == "if" else op.regions
+        if choice is not None:
+            chosen = choice if 0 <= choice < len(regions) else len(regions) - 1
+            return self.run(regions[chosen], dict(env), source)
+        branches = [self.run(region, dict(env), source) for region in regions]
+        kind = self.graph.values[index]
+        results = branches[-1]
+        for k in range(len(branches) - 2, -1, -1):
+            number = self.constant(kind, k, source)
+            here = self.make("compare", [index, number], Value((), "bool"), source, comparison_direction="EQ")
+            results = [
+                self.make("select", [here, a, b], self.graph.values[a], source)
+                for a, b in zip(branches[k], results, strict=True)
+            ]
+        return results
+
+
+_FOLD: dict[str, Callable[..., int]] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "minimum": min,
+    "maximum": max,
+    "and": lambda a, b: a & b,
+    "or": lambda a, b: a | b,
+    "xor": lambda a, b: a ^ b,
+    "select": lambda p, a, b: a if p else b,
+    "clamp": lambda low, x, high: min(max(low, x), high),
+    "negate": lambda a: -a,
+    "convert": lambda a: a,
+    "reshape": lambda a: a,
+}
+_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "LT": lambda a, b: a < b,
+    "LE": lambda a, b: a <= b,
+    "GT": lambda a, b: a > b,
+    "GE": lambda a, b: a >= b,
+    "EQ": lambda a, b: a == b,
+    "NE": lambda a, b: a != b,
+}
+
+
+def _is_integer(kind: Value) -> bool:
+    return not kind.shape and kind.dtype.startswith(("int", "uint", "bool"))
+
+
+def _wrap(value: int, dtype: str) -> int:
+    """`value` as an integer of `dtype`: two's complement, as the device computes."""
+    if dtype == "bool":
+        return int(bool(value))
+    bits = int(dtype.lstrip("uint"))
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if dtype.startswith("int") and value >> (bits - 1) else value
+
+
+def prune(line: Line) -> Line:
+    """Drops what no result depends on, and numbers values anew."""
+    graph = line.graph
+    live = set(graph.results)
+    kept = []
+    for k in range(len(graph.nodes) - 1, -1, -1):
+        if any(v in live for v in graph.nodes[k].results):
+            live.update(graph.nodes[k].operands)
+            kept.append(k)
+    kept.reverse()
+    nodes = [graph.nodes[k] for k in kept]
+    values = sorted({*graph.arguments, *graph.results, *(v for n in nodes for v in (*n.operands, *n.results))})
+    number = {value: index for index, value in enumerate(values)}
+    for node in nodes:
+        node.operands = [number[v] for v in node.operands]
+        node.results = [number[v] for v in node.results]
+    return Line(
+        Graph(
+            values=[graph.values[v] for v in values],
+            nodes=nodes,
+            arguments=[number[v] for v in graph.arguments],
+            results=[number[v] for v in graph.results],
+            notes=graph.notes,
+        ),
+        [line.positions[k] for k in kept],
+    )
