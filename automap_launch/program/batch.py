@@ -21,7 +21,8 @@ def batch_class(graph: Graph, linkage: Linkage, arguments: tuple[Argument, ...])
     An argument begins in the class of its leading dim. Where the step does nothing with that dim but pick from it
     (steps that a loop walks, a data set from which the step cuts its batch), it begins in the class of the leading dim
     of what is picked, unless state has that dim too (the features of a single example). Between classes with equally
-    many arguments the one with more elements wins. An argument with one class in two dims (a mask) has no say.
+    many arguments one that state does not have wins, then the one with more elements. An argument with one class in
+    two dims (a mask) has no say.
     """
     consumers: dict[int, list[Node]] = defaultdict(list)
     computed: set[int | None] = set()
@@ -51,7 +52,7 @@ def batch_class(graph: Graph, linkage: Linkage, arguments: tuple[Argument, ...])
                 votes[item] += 1
                 elements[item] += graph.values[value].size
     if votes:
-        return min(votes, key=lambda item: (-votes[item], -elements[item], item)), None
+        return min(votes, key=lambda item: (-votes[item], item in state, -elements[item], item)), None
     if not named:
         return None, "the step has no batch argument: it is not sharded over data"
     return None, (

@@ -97,7 +97,7 @@ class _Run:
                     self.zeros.add(node.results[0])
             elif node.name in _KEEP_ZERO and node.operands[0] in self.zeros:
                 self.zeros.add(node.results[0])
-            if not all(states[v] is NONE for v in node.operands):
+            if not all(states[v] is NONE for v in (*node.operands, *node.captured)):
                 for value, state in zip(node.results, self.made(k, node), strict=True):
                     states[value] = state
             for value in node.results:
@@ -108,7 +108,7 @@ class _Run:
 
     def made(self, k: int, node: Node) -> list[State]:
         states, local = self.states, self.choices.local
-        kinds = {states[v].kind for v in node.operands}
+        kinds = {states[v].kind for v in (*node.operands, *node.captured)}
         if "full" in kinds:
             if "batch" in kinds:
                 self.feed_back(k, node)
@@ -120,7 +120,7 @@ class _Run:
             return self.by_rule(k, Site(self.graph, node, states, self.zeros, self.makers, local))
         if kinds <= {"none", "local"} or not local.isdisjoint(node.results):
             return [LOCAL] * len(node.results)
-        if "local" in kinds:
+        if "local" in kinds or any(states[v] is not NONE for v in outside(node)):
             return [FULL] * len(node.results)
         return [reduced(Site(self.graph, node, states, self.zeros, self.makers))] * len(node.results)
 
@@ -130,6 +130,8 @@ class _Run:
                 raise site.unsplit(
                     "positions in the batch that count over all of it in one place and within it in another"
                 )
+            if any(self.states[v] is not NONE for v in outside(site.node)):
+                raise site.unsplit("a comparison or reduction with values of the batch from outside it")
             found = states_of(site)
         except UnsplitError as error:
             if any(self.states[v].kind == "partial" for v in site.node.operands):
@@ -205,6 +207,13 @@ class _Run:
         changed = not denied <= self.choices.denied
         self.choices.denied |= denied
         return changed
+
+
+def outside(node: Node) -> list[int]:
+    """What the function that an operation applies reads from outside: noted as such, or as operands beyond its own."""
+    results = len(node.results)
+    own = {"sort": results, "reduce": 2 * results, "reduce_window": 2 * results, "scatter": 2 * results + 1}
+    return [*node.captured, *node.operands[own.get(node.name, len(node.operands)) :]]
 
 
 def joined(left: State, right: State) -> State:

@@ -74,7 +74,8 @@ class _Flattener:
                     self.add(op, [v], [kind], place, source)[0] for v, kind in zip(operands, op.types, strict=True)
                 ]
             else:
-                results = self.add(op, operands, list(op.types), place, source)
+                captured = [env[v] for region in op.regions for v in region.free()]
+                results = self.add(op, operands, list(op.types), place, source, captured=captured)
             env.update(zip(op.results, results, strict=True))
         return [env[v] for v in region.returns]
 
@@ -82,7 +83,14 @@ class _Flattener:
         return self.sources[op.position] if op.position < len(self.sources) else None
 
     def add(
-        self, op: RawOp, operands: list[int], types: list[Value], place: _Place, source: SourceLine | None
+        self,
+        op: RawOp,
+        operands: list[int],
+        types: list[Value],
+        place: _Place,
+        source: SourceLine | None,
+        *,
+        captured: Sequence[int] = (),
     ) -> list[int]:
         node = Node(
             name=op.name,
@@ -92,6 +100,7 @@ class _Flattener:
             in_loop=place.in_loop,
             reducer=op.reducer,
             source=source,
+            captured=[self.use(v) for v in captured],
         )
         self.graph.nodes.append(node)
         self.scalars.follow(node, self.graph.values)
@@ -191,6 +200,7 @@ def prune(graph: Graph) -> Graph:
                 continue
             kept[index] = True
             live.update(node.operands)
+            live.update(node.captured)
             if node.name == "loop_carry" and handed_on[node.results[0]] not in live:
                 live.add(handed_on[node.results[0]])
                 changed = True
@@ -199,10 +209,13 @@ def prune(graph: Graph) -> Graph:
                 live.add(test)
                 changed = True
     nodes = [node for node, keep in zip(graph.nodes, kept, strict=True) if keep]
-    values = sorted({*graph.arguments, *graph.results, *(v for node in nodes for v in (*node.operands, *node.results))})
+    values = sorted(
+        {*graph.arguments, *graph.results, *(v for n in nodes for v in (*n.operands, *n.captured, *n.results))}
+    )
     number = {value: index for index, value in enumerate(values)}
     for node in nodes:
         node.operands = [number[v] for v in node.operands]
+        node.captured = [number[v] for v in node.captured]
         node.results = [number[v] for v in node.results]
     return Graph(
         values=[graph.values[v] for v in values],

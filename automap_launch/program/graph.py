@@ -19,6 +19,7 @@ class Node:
     Attributes:
       times: how often it runs in one step.
       in_loop: it stands in a loop's body.
+      captured: values that the function it applies (a sort's comparison, a reduction) reads from outside.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Node:
     in_loop: bool = False
     reducer: str | None = None
     source: SourceLine | None = None
+    captured: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -59,6 +59,20 @@ class Region:
     ops: list[RawOp] = field(default_factory=list)
     returns: tuple[int, ...] = ()
 
+    def free(self) -> list[int]:
+        """Values that it reads from outside, in order of first use."""
+        inner = set(self.arguments)
+        found: dict[int, None] = {}
+        for op in self.ops:
+            for value in (*op.operands, *(v for region in op.regions for v in region.free())):
+                if value not in inner:
+                    found.setdefault(value)
+            inner.update(op.results)
+        for value in self.returns:
+            if value not in inner:
+                found.setdefault(value)
+        return list(found)
+
 
 @dataclass(frozen=True, slots=True)
 class Module:
@@ -292,8 +306,15 @@ def _attributes(op: Any) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name in op.attributes:
         convert = _CONVERTERS.get(name)
-        if convert is not None:
+        if name == "value" and _is_complex_tensor(op):
+            out[name] = None  # the bindings cannot read complex elements
+        elif convert is not None:
             out[name] = convert(op.attributes[name])
         elif name == "dimension_numbers":
             out[name] = _dimension_numbers(op.name)(op.attributes[name])
     return out
+
+
+def _is_complex_tensor(op: Any) -> bool:
+    kind = op.results[0].type
+    return isinstance(kind, ir.RankedTensorType) and isinstance(kind.element_type, ir.ComplexType)

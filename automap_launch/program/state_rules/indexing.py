@@ -58,7 +58,7 @@ def gather(site: Site) -> list[State]:
 def scatter(site: Site) -> list[State]:
     """Into a dim that holds the examples themselves: batch. Into another one, by position: a sum or extremum over
     the batch, if it begins with zero (an extremum: with anything)."""
-    if len(site.node.operands) != 3:
+    if len(site.node.results) != 1:
         raise site.unsplit("a scatter of several tensors")
     numbers = site.node.attributes["scatter_dimension_numbers"]
     window = numbers["update_window"]
@@ -177,10 +177,11 @@ def counts(site: Site, value: int) -> int | None:
 
 @rule("sort", "top_k")
 def sort(site: Site) -> list[State]:
+    """A call of a library for the best of a row takes one operand, a sort as many as it has results."""
     _, state = site.first_batch()
     along = site.node.attributes.get("dimension", len(site.shape(0)) - 1)
     if state.dim == along:
         raise site.unsplit("a sort of the batch, or the best of it")
-    for position in range(len(site.node.operands)):
+    for position in range(len(site.node.results) if site.node.name == "sort" else 1):
         site.cut(position, state.dim, state.outer)
     return site.every(state)

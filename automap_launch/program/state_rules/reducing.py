@@ -56,13 +56,7 @@ def _linear(site: Site) -> bool:
     if name in ("reduce", "reduce_window"):
         return reduction_of(site.node.reducer, result.dtype) == "add" and all(neutral)
     if name == "scatter":
-        return (
-            len(partials) == 3
-            and reduction_of(site.node.reducer, result.dtype) == "add"
-            and not partials[1]
-            and neutral[0]
-            and neutral[2]
-        )
+        return reduction_of(site.node.reducer, result.dtype) == "add" and not partials[1] and neutral[0] and neutral[2]
     return False
 
 
