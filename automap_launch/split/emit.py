@@ -266,6 +266,12 @@ class _Walk:
             starts[operand.dim] //= self.pieces
             limits[operand.dim] //= self.pieces
             return {"start_indices": starts, "limit_indices": limits}
+        if node.name == "pad":  # by whole blocks of the batch
+            names = ("edge_padding_low", "edge_padding_high")
+            padding = {name: list(node.attributes[name]) for name in names}
+            for amounts in padding.values():
+                amounts[operand.dim] //= self.pieces
+            return padding
         if node.name in ("dynamic_slice", "gather"):
             sizes = list(node.attributes["slice_sizes"])
             if sizes[operand.dim] == full and full != 1:

@@ -213,7 +213,7 @@ class Builder:
                 continue
             done.add(name)
             function = self.origin.functions[name]
-            self.module.body.append(function.clone())
+            function.clone(ip=ir.InsertionPoint(self.module.body))
             pending.extend(_callees(function))
 
 

@@ -111,7 +111,8 @@ class _Unroller:
             return [self.constant(op.types[0], folded, source)]
         if op.name == "dynamic_slice" and all(v in self.known for v in operands[1:]):
             return [self.slice(op, operands, source)]
-        return self.add(op, operands, list(op.types), source)
+        captured = [env[v] for v in free_values(op)]
+        return self.add(op, [*operands, *captured], list(op.types), source)
 
     def add(
         self, op: RawOp, operands: list[int], types: list[Value], source: SourceLine | None, position: int | None = None
