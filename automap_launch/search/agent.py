@@ -18,8 +18,9 @@ from automap_launch.search.features import FEATURES
 from automap_launch.search.network import MASKED, QNetwork
 from automap_launch.search.replay import PrioritisedReplay, Step, Transition, transitions_of
 
-# Temporal-difference errors beyond it (in log seconds) pull linearly: a plan that does not fit is an outlier.
-HUBER_BETA = 0.1
+# Temporal-difference errors beyond it (in log seconds) pull linearly: a plan that does not fit is an outlier. Below it
+# the mean is learnt; a smaller one would learn the median, which does not see what pays only now and then.
+HUBER_BETA = 1.0
 GRADIENT_NORM = 5.0
 
 

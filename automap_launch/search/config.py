@@ -47,10 +47,10 @@ class AgentConfig:
       round_episodes: the agent is done when so many episodes after its exploration brought nothing better.
     """
 
-    hidden: int = 128
+    hidden: int = 64
     learning_rate: float = 1e-3
     discount: float = 1.0
-    n_step: int = 3
+    n_step: int = 5
     batch_size: int = 64
     replay_capacity: int = 20_000
     priority_exponent: float = 0.6
@@ -58,10 +58,10 @@ class AgentConfig:
     learning_starts: int = 64
     updates_per_decision: int = 2
     target_interval: int = 100
-    epsilon_start: float = 0.4
-    epsilon_end: float = 0.1
-    epsilon_episodes: int = 100
-    round_episodes: int = 150
+    epsilon_start: float = 0.2
+    epsilon_end: float = 0.05
+    epsilon_episodes: int = 30
+    round_episodes: int = 100
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon_end <= self.epsilon_start <= 1:

@@ -89,9 +89,15 @@ def search(
 
     Raises:
       NoPlanFitsError: no plan that was evaluated fits; the message says what the closest one needs.
-      PlanError: the pins leave no plan at all.
+      PlanError: no plan over all devices keeps to the pins.
     """
     space = PlanSpace.pinned(model.program, pins)
+    if space.size == 0:
+        raise PlanError(
+            f"no plan over all {space.devices} devices keeps to search.pin: the batch does not divide by the axis "
+            "`data`, or no linkage group that may be sharded divides by the axis `model`",
+            hint="loosen search.pin, or set cluster.devices to a number that divides the batch",
+        )
     budget = parse_duration(config.budget)
     # With a count of evaluations the result must not depend on the clock more than it has to.
     idle = budget * config.patience if config.max_evaluations is None else math.inf
@@ -99,12 +105,16 @@ def search(
     if baselines is None:
         baselines = known_plans(model.program, model.cluster)
     known = {name: decision for name, decision in baselines.items() if decision is not None}
-    estimates = evaluator.seed(known, in_race={name for name, decision in known.items() if pins.allows(decision)})
+    in_race = {name for name, decision in known.items() if pins.allows(decision)}
+    estimates = evaluator.seed(known, in_race)
+    if not in_race:
+        least_memory = space.complete(space.start(), shard=True)
+        evaluator.seed({HeuristicSearcher.name: least_memory}, in_race={HeuristicSearcher.name})
     searcher = _searcher(config)
     ended = _run(searcher, evaluator, on_episode, config)
-    if evaluator.best is None:
-        raise _no_plan(evaluator)
     best = evaluator.best
+    if best is None:
+        raise _no_plan_fits(evaluator)
     own = evaluator.best_by.get(searcher.name)
     return SearchResult(
         decision=best.decision,
@@ -143,7 +153,8 @@ def _run(
         return ended
     evaluator.found_by = SWEEP
     evaluator.limits = replace(evaluator.limits, idle_seconds=math.inf)
-    return _until_end(lambda: sweep(evaluator))
+    ended = _until_end(lambda: sweep(evaluator))
+    return "exhausted" if evaluator.remaining == 0 else ended
 
 
 def _until_end(run: Callable[[], None]) -> EndReason:
@@ -159,14 +170,9 @@ def _report(own: SearchEvent, best: SearchEvent) -> AgentReport:
     return AgentReport(step_seconds, own.seconds, step_seconds / best.estimate.step_seconds - 1)
 
 
-def _no_plan(evaluator: Evaluator) -> NoPlanFitsError | PlanError:
-    closest, limit = evaluator.closest, evaluator.model.memory_limit
-    if closest is None:
-        return PlanError(
-            f"no plan keeps to the pins: {evaluator.space.devices} devices leave none",
-            hint="loosen search.pin, or use a number of devices that divides the batch and the pinned groups",
-        )
-    memory = closest.memory
+def _no_plan_fits(evaluator: Evaluator) -> NoPlanFitsError:
+    assert evaluator.closest is not None, "some plan is always evaluated"
+    memory, limit = evaluator.closest.memory, evaluator.model.memory_limit
     parts = [
         f"{name} {format_bytes(getattr(memory, name))}"
         for name in ("parameters", "optimizer", "gradients", "activations")

@@ -15,6 +15,8 @@ from automap_launch.search.environment import Environment
 from automap_launch.search.evaluator import Evaluator
 
 SWEEP_BATCH = 256
+# So many episodes in a row without a plan that was not known end a round.
+STALE_EPISODES = 20
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class RandomSearcher:
 
 
 class DQNSearcher:
-    """Rounds of an agent's episodes, until one brings nothing better.
+    """Rounds of an agent's episodes. A round ends when its episodes no longer find better plans, or new ones.
 
     Args:
       sweep_limit: it goes on with a new round of exploration while more plans than this are left untried.
@@ -109,22 +111,23 @@ class DQNSearcher:
 
     def _round(self, environment: Environment, evaluator: Evaluator, on_episode: OnEpisode) -> None:
         config = self.agent.config
-        first = last_gain = self.agent.episodes
-        best = evaluator.best
-        while self.agent.episodes - max(last_gain, first + config.epsilon_episodes) < config.round_episodes:
+        explored = last_gain = self.agent.episodes + config.epsilon_episodes
+        stale = 0
+        while self.agent.episodes - max(last_gain, explored) < config.round_episodes and stale < STALE_EPISODES:
             evaluator.episode += 1
-            epsilon = self.agent.epsilon
+            best, known, epsilon = evaluator.best, evaluator.evaluations, self.agent.epsilon
             loss = self.agent.run_episode(environment)
             on_episode(_event(evaluator, epsilon, loss))
             if evaluator.best is not best:
-                best, last_gain = evaluator.best, self.agent.episodes
+                last_gain = self.agent.episodes
+            stale = stale + 1 if evaluator.evaluations == known else 0
 
 
 def sweep(evaluator: Evaluator) -> None:
     """Evaluates every plan that is left.
 
     Raises:
-      SearchEnd: `exhausted` when done, or another limit before.
+      SearchEnd: a limit was reached before.
     """
     batch = []
     for decision in evaluator.space:
@@ -133,7 +136,8 @@ def sweep(evaluator: Evaluator) -> None:
         if len(batch) == SWEEP_BATCH:
             evaluator.estimate_many(batch)
             batch = []
-    evaluator.estimate_many(batch)
+    if batch:
+        evaluator.estimate_many(batch)
 
 
 def _event(evaluator: Evaluator, epsilon: float | None, loss: float | None) -> EpisodeEvent:

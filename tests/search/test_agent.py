@@ -16,7 +16,7 @@ SMALL = AgentConfig(hidden=16, batch_size=8, learning_starts=8, target_interval=
 
 
 class Corridor:
-    """Four decisions between left (+0 each) and right (-0.1 each, +1 for all four); the third action is forbidden."""
+    """Three decisions between left (+0 each) and right (-0.1 each, +1 for all three); the third action is forbidden."""
 
     def __init__(self, features: int = len(FEATURES)) -> None:
         self.features = features
@@ -30,14 +30,14 @@ class Corridor:
         assert action != 2, "a masked action was taken"
         self.taken.append(action)
         reward = -0.1 * (action == 1)
-        if len(self.taken) == 4:
-            return reward + 1.0 * (self.taken == [1, 1, 1, 1]), None
+        if len(self.taken) == 3:
+            return reward + 1.0 * (self.taken == [1, 1, 1]), None
         return reward, self._observation()
 
     def _observation(self) -> Observation:
         features = np.zeros((3, self.features), np.float32)
-        features[:, 1] = len(self.taken) / 4
-        features[:, 2] = sum(self.taken) / 4
+        features[:, 1] = len(self.taken) / 3
+        features[:, 2] = sum(self.taken) / 3
         features[1, 3] = features[2, 4] = 1
         return Observation(features, np.array([True, True, False]))
 
@@ -131,7 +131,7 @@ def test_it_learns_what_pays_only_in_the_end():
         agent.run_episode(environment)
     agent.config = dataclasses.replace(agent.config, epsilon_start=0.0, epsilon_end=0.0)
     agent.run_episode(environment)
-    assert environment.taken == [1, 1, 1, 1]
+    assert environment.taken == [1, 1, 1]
 
 
 def test_epsilon_falls_linearly_and_starts_anew():

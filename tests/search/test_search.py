@@ -22,7 +22,7 @@ EVALUATIONS = 400
 def run(problem: Problem, pins: Pins | None = None, events: dict | None = None, **config) -> SearchResult:
     return search(
         problem,
-        SearchConfig(**{"max_evaluations": 200, **config}),
+        SearchConfig(**{"max_evaluations": 80, **config}),
         pins or Pins(problem.devices),
         baselines=problem.baselines(),
         **(events or {}),
@@ -139,7 +139,8 @@ def test_pins_are_kept(method):
     pins = Pins(8, data=2, storage="optimizer", groups={problem.pairs[0][0]: "model", problem.lures[0][0]: None})
     costed = []
     problem.estimate_many = lambda decisions: costed.extend(decisions) or [problem.estimate(d) for d in decisions]
-    result = run(problem, pins, method=method, max_evaluations=None)
+    agent = AgentConfig(epsilon_episodes=3, round_episodes=3)
+    result = run(problem, pins, method=method, max_evaluations=None, agent=agent)
     assert pins.allows(result.decision)
     assert (result.decision.data, result.decision.model) == (2, 4)
     assert all(pins.allows(d) for d in costed if d not in problem.baselines().values())
@@ -200,7 +201,8 @@ def test_stop_keeps_the_best_so_far():
 
 def test_every_improvement_and_episode_is_told():
     improvements, episodes = [], []
-    result = run(Problem(), events={"on_improvement": improvements.append, "on_episode": episodes.append})
+    events = {"on_improvement": improvements.append, "on_episode": episodes.append}
+    result = run(Problem(), max_evaluations=200, events=events)
     seconds = [e.estimate.step_seconds for e in improvements]
     assert seconds == sorted(set(seconds), reverse=True)
     assert result.estimate.step_seconds == seconds[-1]
@@ -232,7 +234,14 @@ def test_the_agent_finds_a_plan_where_no_baseline_fits():
     assert result.found_by == "dqn"
 
 
+def test_there_is_a_plan_even_when_stopped_at_once_and_pins_rule_the_baselines_out():
+    problem = Problem()
+    result = run(problem, Pins(8, data=2), events={"stop": lambda: True})
+    assert (result.decision.data, result.decision.model) == (2, 4)
+    assert (result.found_by, result.ended, result.evaluations) == ("heuristic", "stopped", 5)
+
+
 def test_a_space_without_plans_is_an_error_about_pins():
     problem = Problem()
-    with pytest.raises(PlanError, match="no plan keeps to the pins"):
+    with pytest.raises(PlanError, match=r"keeps to search\.pin"):
         run(problem, Pins(8, data=8, groups={1: "model"}))
