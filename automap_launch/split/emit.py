@@ -267,10 +267,11 @@ class _Walk:
             limits[operand.dim] //= self.pieces
             return {"start_indices": starts, "limit_indices": limits}
         if node.name == "pad":  # by whole blocks of the batch
-            names = ("edge_padding_low", "edge_padding_high")
-            padding = {name: list(node.attributes[name]) for name in names}
-            for amounts in padding.values():
+            padding: dict[str, Sequence[int]] = {}
+            for name in ("edge_padding_low", "edge_padding_high"):
+                amounts = list(node.attributes[name])
                 amounts[operand.dim] //= self.pieces
+                padding[name] = amounts
             return padding
         if node.name in ("dynamic_slice", "gather"):
             sizes = list(node.attributes["slice_sizes"])
