@@ -105,7 +105,7 @@ class SearchConfig:
 
     method: str = "dqn"
     budget: str = "2h"
-    patience: float = 0.2
+    patience: float = 0.1
     max_evaluations: int | None = None
     sweep_limit: int = 50_000
     seed: int = 0
