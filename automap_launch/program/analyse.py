@@ -7,12 +7,14 @@ from dataclasses import replace
 
 from automap_launch.errors import CaptureError
 from automap_launch.program.batch import batch_arguments, batch_class
+from automap_launch.program.blocks import find_blocks
 from automap_launch.program.flatten import flatten
 from automap_launch.program.flops import flops_of, is_fusable
 from automap_launch.program.graph import Graph, Node, where
 from automap_launch.program.linkage import Linkage, link
 from automap_launch.program.micro_batches import best_way
 from automap_launch.program.mlir import read_module
+from automap_launch.program.ownership import Owners
 from automap_launch.program.parts import split_parts
 from automap_launch.program.program import Group, GroupKind, Op, Program
 from automap_launch.program.rules import Dim
@@ -67,6 +69,7 @@ def analyse(step: TrainStep, platform: str = "cpu", local_statistics: bool = Fal
                 contracted=linkage.contracted[k],
                 whole=linkage.whole[k],
                 fusable=is_fusable(node),
+                loop=node.loop,
                 part=parts.parts[k],
                 source=node.source,
             )
@@ -80,6 +83,9 @@ def analyse(step: TrainStep, platform: str = "cpu", local_statistics: bool = Fal
         dim_groups=tuple(tuple(None if c is None else number[c] for c in dims) for dims in linkage.classes),
         notes=tuple(graph.notes),
         batch_analysis=batch_analysis,
+        blocks=find_blocks(
+            graph, parts, Owners(graph, step, parts), [k for k, a in enumerate(step.arguments) if a.role == "batch"]
+        ),
     )
 
 

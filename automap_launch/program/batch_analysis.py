@@ -120,26 +120,32 @@ class BatchAnalysis:
 
 @dataclass(frozen=True)
 class Block:
-    """A run of forward operations between two places where few bytes cross; a pipeline stage is a run of blocks.
+    """A run of the forward part between two places where few bytes cross; a pipeline stage is a run of blocks.
+
+    Backward operations follow the forward operations whose values they read, updates their parameter. Sizes are of the
+    whole batch; a loop's are those of its iterations in the block.
 
     Attributes:
-      ops: forward operation ids, ascending. Empty for a block of a loop's iterations.
-      loop: (loop id, first iteration, one past the last) where the block is a part of a loop over layers, whose
-        operations stand once in the program; None otherwise.
-      flops: of its forward operations on the whole batch. backward_flops: of the backward operations that follow it.
-      parameters: indices of arguments that its operations read (in a loop: of which they read the iterations' slices).
-      parameter_bytes: of those, each counted in the first block that reads it; of a stacked one, the slices.
-      state_bytes: of the optimizer state that replaces itself with these parameters' gradients.
-      boundary_bytes: that cross from this block to later ones in the forward part, whole batch; 0 for the last.
-      tied: argument indices in `parameters` that other blocks read too (tied embeddings).
+      ops: forward operation ids outside of loops that are cut, ascending.
+      loops: (loop id, first iteration, one past the last): parts of loops over layers, whose operations stand once in
+        the program, with `Op.loop` the loop's id.
+      flops, backward_flops: of one step.
+      parameters: indices of arguments (see `Program.parameters`) that it reads.
+      parameter_bytes: of those, in the first block that reads them; of stacked ones the iterations' slices.
+      state_bytes: of the optimizer state that is updated with these parameters.
+      residual_bytes: made here and read by the backward part.
+      boundary_bytes: that cross from this block, and those before it, to later ones in the forward part; 0 for the
+        last.
+      tied: of `parameters`, those that other blocks read too (tied embeddings; what every iteration of a loop reads).
     """
 
     ops: tuple[int, ...]
-    loop: tuple[int, int, int] | None
+    loops: tuple[tuple[int, int, int], ...]
     flops: int
     backward_flops: int
     parameters: tuple[int, ...]
     parameter_bytes: int
     state_bytes: int
+    residual_bytes: int
     boundary_bytes: int
     tied: tuple[int, ...] = ()

@@ -42,8 +42,9 @@ def flatten(module: Module, sources: Sequence[SourceLine | None] = ()) -> Graph:
 class _Place:
     """Where the operations being inlined stand: in a loop or not, called from which line, within which functions."""
 
-    def __init__(self, in_loop: bool = False, source: SourceLine | None = None, calls: tuple[str, ...] = ()) -> None:
-        self.in_loop = in_loop
+    def __init__(self, loop: int | None = None, source: SourceLine | None = None, calls: tuple[str, ...] = ()) -> None:
+        self.loop = loop
+        self.in_loop = loop is not None
         self.source = source
         self.calls = calls
 
@@ -55,6 +56,7 @@ class _Flattener:
         self.graph = graph
         self.scalars = Scalars()
         self.free: dict[int, Node] = {}  # value made by a free node that has a use already -> that node
+        self.loops = 0
         self.unused: set[int] = set()  # values of free nodes without a use so far
 
     def run(self, region: Region, env: dict[int, int], place: _Place) -> list[int]:
@@ -101,6 +103,7 @@ class _Flattener:
             reducer=op.reducer,
             source=source,
             captured=[self.use(v) for v in captured],
+            loop=place.loop,
         )
         self.graph.nodes.append(node)
         self.scalars.follow(node, self.graph.values)
@@ -120,7 +123,7 @@ class _Flattener:
         made = self.free[value]
         copy = Node(
             made.name, list(made.operands), [self.graph.add_value(self.graph.values[value])], made.attributes,
-            in_loop=made.in_loop, source=made.source,
+            in_loop=made.in_loop, source=made.source, loop=made.loop,
         )  # fmt: skip
         self.graph.nodes.append(copy)
         return copy.results[0]
@@ -130,17 +133,21 @@ class _Flattener:
         if name in place.calls:
             raise CaptureError(f"the step's function {name} calls itself{where(source)}: it cannot be inlined")
         callee = self.functions[name]
-        inner = _Place(place.in_loop, source, (*place.calls, name))
+        inner = _Place(place.loop, source, (*place.calls, name))
         return self.run(callee, dict(zip(callee.arguments, operands, strict=True)), inner)
 
     def loop(
         self, op: RawOp, operands: list[int], env: dict[int, int], place: _Place, source: SourceLine | None
     ) -> list[int]:
         condition, body = op.regions
-        inner = _Place(True, source, place.calls)
+        number = place.loop
+        if number is None:
+            number = self.loops
+            self.loops += 1
+        inner = _Place(number, source, place.calls)
         changes = [body.returns[k] != body.arguments[k] for k in range(len(operands))]
         carried = [
-            self.carry(value, place, source) if change else value
+            self.carry(value, place, number, source) if change else value
             for value, change in zip(operands, changes, strict=True)
         ]
         first = len(self.graph.nodes)
@@ -148,6 +155,8 @@ class _Flattener:
         results = self.run(body, {**env, **dict(zip(body.arguments, carried, strict=True))}, inner)
         ends = list(zip(operands, results, strict=True))
         times = self.scalars.trips(test, dict(zip(carried, ends, strict=True)))
+        if times == 0:
+            return operands
         if times is None:
             self.graph.note(
                 f"loop{where(source)}: how often it runs depends on data, so that its cost is counted once; "
@@ -158,15 +167,17 @@ class _Flattener:
         else:
             for node in self.graph.nodes[first:]:
                 node.times *= times
+            if place.loop is None:
+                self.graph.trips[number] = times
         self.graph.back_edges.extend(
             (value, result) for value, result, change in zip(carried, results, changes, strict=True) if change
         )
         return results
 
-    def carry(self, initial: int, place: _Place, source: SourceLine | None) -> int:
+    def carry(self, initial: int, place: _Place, loop: int, source: SourceLine | None) -> int:
         result = self.graph.add_value(self.graph.values[initial])
         self.graph.nodes.append(
-            Node("loop_carry", [self.use(initial)], [result], {}, in_loop=place.in_loop, source=source)
+            Node("loop_carry", [self.use(initial)], [result], {}, in_loop=place.in_loop, source=source, loop=loop)
         )
         self.scalars.start(result)
         return result
@@ -180,7 +191,15 @@ class _Flattener:
             result = self.graph.add_value(kind)
             chosen = [self.use(branch[k]) for branch in branches]
             self.graph.nodes.append(
-                Node("branch", [operands[0], *chosen], [result], {}, in_loop=place.in_loop, source=source)
+                Node(
+                    "branch",
+                    [operands[0], *chosen],
+                    [result],
+                    {},
+                    in_loop=place.in_loop,
+                    source=source,
+                    loop=place.loop,
+                )
             )
             results.append(result)
         return results
@@ -223,6 +242,7 @@ def prune(graph: Graph) -> Graph:
         arguments=[number[v] for v in graph.arguments],
         results=[number[v] for v in graph.results],
         back_edges=[(number[a], number[b]) for a, b in graph.back_edges if a in number and b in number],
+        trips=graph.trips,
         tests=[
             (number[test], tuple(number[v] for v in passed if v in number))
             for test, passed in graph.tests

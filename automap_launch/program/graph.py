@@ -19,6 +19,7 @@ class Node:
     Attributes:
       times: how often it runs in one step.
       in_loop: it stands in a loop's body.
+      loop: number of the outermost loop around it.
       captured: values that the function it applies (a sort's comparison, a reduction) reads from outside.
     """
 
@@ -31,6 +32,7 @@ class Node:
     reducer: str | None = None
     source: SourceLine | None = None
     captured: list[int] = field(default_factory=list)
+    loop: int | None = None
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class Graph:
     """Operations in an order in which they can run.
 
     `back_edges` holds, for every `loop_carry`, (the carried value, the value that the body hands to the next round).
+    `trips` holds how often each outermost loop runs, if that is known; loops are numbered in the order in which the
+    step comes to them.
     `tests` holds, for every loop that runs as long as data want, (its test, all values that it carries or hands on).
     """
 
@@ -46,6 +50,7 @@ class Graph:
     arguments: list[int] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
     back_edges: list[tuple[int, int]] = field(default_factory=list)
+    trips: dict[int, int] = field(default_factory=dict)
     tests: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

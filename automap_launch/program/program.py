@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from automap_launch.program.batch_analysis import BatchAnalysis
+from automap_launch.program.batch_analysis import BatchAnalysis, Block
 from automap_launch.train_step import SourceLine, TrainStep
 
 Part = Literal["forward", "backward", "update", "constant"]
@@ -59,6 +59,8 @@ class Op:
         dot are listed.
       whole: (value id, dim) pairs that must not be sharded when this op runs (a sorted dim, a spatial dim).
       fusable: elementwise or data movement that a compiler fuses into its neighbours.
+      loop: number of the outermost loop that it stands in; loops are numbered in the order in which the step comes to
+        them.
       part: of the step; `constant` is what needs no batch data (a cast of a parameter, a step counter).
       source: the user's line it comes from, where known.
     """
@@ -71,6 +73,7 @@ class Op:
     contracted: tuple[tuple[int, int], ...] = ()
     whole: tuple[tuple[int, int], ...] = ()
     fusable: bool = False
+    loop: int | None = None
     part: Part = "forward"
     source: SourceLine | None = None
 
@@ -118,6 +121,7 @@ class Program:
         axis shards the first of them that it divides.
       notes: what the analysis could not follow, with the user's line.
       batch_analysis: how the step runs in micro-batches; None where it was not analysed.
+      blocks: the forward part between its candidate pipeline cuts, in order.
     """
 
     step: TrainStep
@@ -131,3 +135,4 @@ class Program:
     dim_groups: tuple[tuple[int | None, ...], ...]
     notes: tuple[str, ...] = ()
     batch_analysis: BatchAnalysis | None = None
+    blocks: tuple[Block, ...] = ()

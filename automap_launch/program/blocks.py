@@ -1,0 +1,202 @@
+"""Candidate pipeline cuts: the forward part as a row of blocks between which few bytes cross."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+from automap_launch.program.batch_analysis import Block
+from automap_launch.program.batch_states import independent_of
+from automap_launch.program.cuts import choose_cuts
+from automap_launch.program.flops import flops_of
+from automap_launch.program.forward_order import Forward, Piece
+from automap_launch.program.graph import Graph
+from automap_launch.program.ownership import Owners
+from automap_launch.program.parts import Parts
+
+MAX_BLOCKS = 32
+_NEW_RESIDUAL = 10  # weight of a byte that crosses within a layer that is recomputed
+
+
+def find_blocks(
+    graph: Graph, parts: Parts, owners: Owners, batch: Iterable[int], max_blocks: int = MAX_BLOCKS
+) -> tuple[Block, ...]:
+    """Blocks in order; none where the step has no forward part.
+
+    Args:
+      graph, parts: the step. owners: which state belongs to which parameter. batch: indices of batch arguments.
+      max_blocks: neighbours are joined until there are no more than this.
+    """
+    forward = Forward(graph, parts, owners, independent_of(graph, [graph.arguments[k] for k in batch]))
+    pieces = forward.pieces()
+    if not pieces:
+        return ()
+    cuts = choose_cuts([piece.flops for piece in pieces], forward.crossing(_weights(graph, parts)), max_blocks)
+    runs = [pieces[a:b] for a, b in pairwise([0, *cuts, len(pieces)])]
+    sent = forward.crossing(lambda v: graph.values[v].bytes)
+    return _Contents(graph, parts, owners, forward, runs).blocks([sent[cut] for cut in cuts] + [0])
+
+
+def _weights(graph: Graph, parts: Parts) -> Callable[[int], int]:
+    """What it costs that a value crosses a cut: its bytes; more in a step that recomputes layers in the backward part,
+    if the value is not one that it keeps for that: the cut would tear a layer apart."""
+    backward = [node for node, part in zip(graph.nodes, parts.parts, strict=True) if part == "backward"]
+    if not any(node.name == "optimization_barrier" for node in backward):
+        return lambda v: graph.values[v].bytes
+    kept = {v for node in backward for v in node.operands}
+    return lambda v: graph.values[v].bytes * (1 if v in kept else _NEW_RESIDUAL)
+
+
+class _Contents:
+    """What belongs to each block."""
+
+    def __init__(
+        self, graph: Graph, parts: Parts, owners: Owners, forward: Forward, runs: Sequence[Sequence[Piece]]
+    ) -> None:
+        self.graph = graph
+        self.parts = parts
+        self.owners = owners
+        self.forward = forward
+        self.runs = runs
+        self.shares: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))  # unit -> block -> share
+        for b, run in enumerate(runs):
+            for piece in run:
+                self.shares[piece.unit][b] += 1 / forward.units[piece.unit].iterations
+
+    def blocks(self, boundaries: Sequence[int]) -> tuple[Block, ...]:
+        backward = self._backward()
+        residuals = self._residuals()
+        reads: list[set[int]] = [set() for _ in self.runs]
+        sizes: list[float] = [0] * len(self.runs)
+        states: list[float] = [0] * len(self.runs)
+        users: Counter[int] = Counter()
+        whole: set[int] = set()
+        owned: dict[int, dict[int, float]] = defaultdict(dict)  # parameter -> block -> share of it
+        for u in self.forward.order:
+            unit = self.forward.units[u]
+            found = self.owners.reads(self.graph.nodes[k] for k in self.forward.with_constants(unit))
+            for b, share in self.shares[u].items():
+                reads[b] |= found.whole | found.sliced
+                for parameter in found.sliced if unit.iterations > 1 else ():
+                    owned[parameter][b] = owned[parameter].get(b, 0) + share
+                for parameter in found.whole if unit.iterations > 1 else found.whole | found.sliced:
+                    whole.add(parameter)
+                    owned[parameter].setdefault(b, 0.0)
+        for parameter, places in owned.items():
+            if parameter in whole:
+                owned[parameter] = {min(places): 1.0}
+            for b, share in owned[parameter].items():
+                sizes[b] += share * self.owners.bytes_of(parameter)
+                states[b] += share * self.owners.state_bytes(parameter)
+        for parameters in reads:
+            users.update(parameters)
+        return tuple(
+            Block(
+                ops=tuple(
+                    sorted(
+                        k
+                        for piece in run
+                        if self.forward.units[piece.unit].iterations == 1
+                        for k in self.forward.units[piece.unit].nodes
+                    )
+                ),
+                loops=self._loops(run),
+                flops=sum(piece.flops for piece in run),
+                backward_flops=round(backward[b]),
+                parameters=tuple(sorted(reads[b])),
+                parameter_bytes=round(sizes[b]),
+                state_bytes=round(states[b]),
+                residual_bytes=round(residuals[b]),
+                boundary_bytes=boundaries[b],
+                tied=tuple(sorted(k for k in reads[b] if users[k] > 1 and k in whole)),
+            )
+            for b, run in enumerate(self.runs)
+        )
+
+    def _loops(self, run: Sequence[Piece]) -> tuple[tuple[int, int, int], ...]:
+        spans: dict[int, list[int]] = defaultdict(list)
+        for piece in run:
+            loop = self.forward.units[piece.unit].loop
+            if loop is not None and self.forward.units[piece.unit].iterations > 1:
+                spans[loop].append(piece.iteration)
+        return tuple((loop, min(places), max(places) + 1) for loop, places in spans.items())
+
+    def _backward(self) -> list[float]:
+        """Backward flops of each block. An operation belongs to the latest unit whose forward values it reads, else to
+        the latest that reads its parameters, but to none later than its backward operands do; a backward loop as a
+        whole to the loop whose stacks it takes apart."""
+        flops = [0.0] * len(self.runs)
+        place = {u: p for p, u in enumerate(self.forward.order)}
+        home: dict[int, int] = {}  # by node: the unit
+        loops: dict[int, Counter[int]] = defaultdict(Counter)
+        nodes = [
+            k
+            for k, (node, part) in enumerate(zip(self.graph.nodes, self.parts.parts, strict=True))
+            if part == "backward" and not all(self.forward.alike[v] for v in node.results)
+        ]
+        readers = self._readers()
+        first = self._first_readers(place)
+        for k in nodes:
+            node = self.graph.nodes[k]
+            bounds = [home[m] for v in node.operands if (m := self.forward.maker.get(v)) in home]
+            bound = min((place[u] for u in bounds), default=len(place))
+            units = [u for v in node.operands if (u := self._unit(v)) is not None]
+            if node.name == "optimization_barrier" and units:  # begins to recompute a layer: where that begins
+                units = [first.get(node.operands[0], units[0])]
+            reading = units or [u for v in node.operands for u in readers.get(self.owners.depends[v], ())]
+            places = [p for u in reading if (p := place[u]) <= bound]
+            if places or bounds:
+                home[k] = self.forward.order[max(places, default=bound)]
+            if node.loop is not None:
+                for u in units:
+                    loops[node.loop][u] += self.forward.units[u].iterations > 1
+        for k in nodes:
+            node = self.graph.nodes[k]
+            unit = home.get(k, self.forward.order[-1])
+            taken_apart = loops[node.loop].most_common(1) if node.loop is not None else []
+            if taken_apart and taken_apart[0][1]:
+                unit = taken_apart[0][0]
+            for b, share in self.shares[unit].items():
+                flops[b] += share * flops_of(self.graph, node) * node.times
+        return flops
+
+    def _readers(self) -> dict[int, set[int]]:
+        """By parameters (bits), the units that read them."""
+        readers: dict[int, set[int]] = defaultdict(set)
+        for k, u in self.forward.unit_of.items():
+            for v in self.graph.nodes[k].operands:
+                if self.owners.depends[v]:
+                    readers[self.owners.depends[v]].add(u)
+        return readers
+
+    def _first_readers(self, place: dict[int, int]) -> dict[int, int]:
+        """By forward value, the first other unit that reads it."""
+        first: dict[int, int] = {}
+        for k, u in self.forward.unit_of.items():
+            for v in self.graph.nodes[k].operands:
+                if self._unit(v) not in (None, u) and (v not in first or place[u] < place[first[v]]):
+                    first[v] = u
+        return first
+
+    def _residuals(self) -> list[float]:
+        sizes = [0.0] * len(self.runs)
+        kept: dict[int, int] = {}
+        for k, part in enumerate(self.parts.parts):
+            if part == "backward":
+                for v in self.graph.nodes[k].operands:
+                    unit = self._unit(v)
+                    if unit is not None:
+                        kept[v] = unit
+        for v, unit in kept.items():
+            for b, share in self.shares[unit].items():
+                sizes[b] += share * self.graph.values[v].bytes
+        return sizes
+
+    def _unit(self, value: int) -> int | None:
+        """The unit that makes a forward value; None for one that needs no parameters or no batch: it is remade."""
+        maker = self.forward.maker.get(value)
+        unit = None if maker is None else self.forward.unit_of.get(maker)
+        if unit is None or self.forward.alike[value] or not self.forward.from_parameters[unit]:
+            return None
+        return unit
