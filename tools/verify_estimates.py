@@ -32,7 +32,7 @@ from automap_launch.cluster.cluster import Cluster, Device, Link  # noqa: E402
 from automap_launch.frontends.capture import capture  # noqa: E402
 from automap_launch.frontends.config import FrontendConfig  # noqa: E402
 from automap_launch.plan.baselines import inner_groups, stream_group  # noqa: E402
-from automap_launch.plan.compiled import CompiledModule  # noqa: E402
+from automap_launch.plan.compiled import CompiledCollective, CompiledModule  # noqa: E402
 from automap_launch.plan.cost import CostModel  # noqa: E402
 from automap_launch.plan.decision import Decision, Storage  # noqa: E402
 from automap_launch.plan.derive import derive_layout  # noqa: E402
@@ -74,9 +74,9 @@ What is off by more than its limit is in bold. Collectives that the estimate did
 
 @dataclass(frozen=True)
 class Compiled:
-    """What XLA made of a plan. `collectives`: (count, bytes, operations of the user that they come from)."""
+    """What XLA made of a plan. `collectives`: (bytes, operations of the user that they come from, largest first)."""
 
-    collectives: dict[tuple[str, str], tuple[int, int, tuple[str, ...]]]
+    collectives: dict[tuple[str, str], tuple[int, tuple[str, ...]]]
     memory: int
     flops: float
 
@@ -180,10 +180,10 @@ def compare(program: Program, name: str, decision: Decision) -> Row:
     return Row(
         name,
         decision,
-        {key: (predicted.get(key, 0.0), float(real.collectives.get(key, (0, 0, ()))[1])) for key in keys},
+        {key: (predicted.get(key, 0.0), float(real.collectives.get(key, (0, ()))[0])) for key in keys},
         (float(memory), float(real.memory)),
         (breakdown.flops, real.flops),
-        {key: origins for key, (_, _, origins) in real.collectives.items()},
+        {key: origins for key, (_, origins) in real.collectives.items()},
     )
 
 
@@ -208,17 +208,11 @@ def compiled(program: Program, decision: Decision) -> Compiled:
         facts.write_text(json.dumps(record))
     record = json.loads(facts.read_text())
     module = CompiledModule(text.read_text())
-    mesh = mesh_of(decision)
-    origins: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for collective in sorted(module.collectives(mesh), key=lambda c: -c.size):
-        origins[collective.kind, collective.axis].append(collective.origin)
+    found: dict[tuple[str, str], list[CompiledCollective]] = defaultdict(list)
+    for collective in sorted(module.collectives(mesh_of(decision)), key=lambda c: -c.size):
+        found[collective.kind, collective.axis].append(collective)
     totals = {
-        key: (
-            sum(c.count for c in module.collectives(mesh) if (c.kind, c.axis) == key),
-            sum(c.size for c in module.collectives(mesh) if (c.kind, c.axis) == key),
-            tuple(dict.fromkeys(names)),
-        )
-        for key, names in origins.items()
+        key: (sum(c.size for c in own), tuple(dict.fromkeys(c.origin for c in own))) for key, own in found.items()
     }
     return Compiled(totals, record["memory"], record["flops"] + module.repeated_flops)
 

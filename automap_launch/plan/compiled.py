@@ -37,6 +37,9 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][a-
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_NAMED_GROUPS = re.compile(
+    r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{(.*?)\}"
+)
 _TENSOR = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
@@ -202,21 +205,22 @@ def _ring(rest: str, mesh: Mapping[str, int]) -> str:
 
 def _groups(rest: str, devices: int) -> list[list[int]]:
     """Groups of devices that communicate with each other."""
-    named = re.search(r"replica_groups=mesh\[(.*?)\]\s*\{(.*?)\}", rest)
+    named = _NAMED_GROUPS.search(rest)
     if named:
         sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
-        over = set(re.findall(r"'(\w+)'", named[2]))
+        over = set(re.findall(r"'(\w+)'", named[4]))
+        order = _iota(_shape(named[2]), _shape(named[3] or "")) if named[2] else list(range(devices))
         by_rest: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for device in range(devices):
-            left, place = device, []
+        for place, device in enumerate(order):
+            left, apart = place, []
             for name in reversed(list(sizes)):
                 left, digit = divmod(left, sizes[name])
-                place += [] if name in over else [digit]
-            by_rest[tuple(place)].append(device)
+                apart += [] if name in over else [digit]
+            by_rest[tuple(apart)].append(device)
         return list(by_rest.values())
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest)
     if iota:
-        order = _iota(_shape(iota[3]), _shape(iota[4]) if iota[4] else None)
+        order = _iota(_shape(iota[3]), _shape(iota[4] or ""))
         size = int(iota[2])
         return [order[i : i + size] for i in range(0, len(order), size)]
     listed = re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})\}", rest)
@@ -225,8 +229,8 @@ def _groups(rest: str, devices: int) -> list[list[int]]:
     return [list(range(devices))]
 
 
-def _iota(dims: tuple[int, ...], order: tuple[int, ...] | None) -> list[int]:
-    """0, 1, 2 ... in an array of `dims`, its dims in a new order, flat."""
+def _iota(dims: tuple[int, ...], order: tuple[int, ...]) -> list[int]:
+    """0, 1, 2 ... in an array of `dims`, its dims put in a new order where one is given, flat."""
     order = order or tuple(range(len(dims)))
     strides = [math.prod(dims[d + 1 :]) for d in range(len(dims))]
     flat = [0]

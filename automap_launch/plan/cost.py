@@ -88,7 +88,7 @@ class CostModel:
         self.memory_limit = cluster.device.memory_bytes * memory_fraction
         traffic = memory_traffic(program)
         self._rows = RowSets(program, traffic, cluster)
-        self._live = liveness_of(program, traffic)
+        self._live = liveness_of(program, traffic, self._rows.rules)
         self._tables: dict[tuple[int, int], MeshTable] = {}
 
     def estimate(self, decision: Decision) -> Estimate:

@@ -7,18 +7,23 @@ product and a maximum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from automap_launch.plan.decision import STORAGES
+from automap_launch.plan.platforms import PlatformRules
 from automap_launch.plan.traffic import Traffic
 from automap_launch.program.program import Program
 
 # The storage level of what no plan stores sharded over the data axis.
 _NEVER = len(STORAGES)
 
+# Operations whose result takes the place of operand 0.
+_IN_PLACE = frozenset({"loop_carry", "dynamic_update_slice"})
+_INDEX_BYTES = 4
 # The step is looked at this many times; between two looks, at the moment when most is alive.
 _MOMENTS = 64
 
@@ -51,7 +56,18 @@ class Liveness:
     gradients: npt.NDArray[np.float64]
 
 
-def liveness_of(program: Program, traffic: Traffic) -> Liveness:
+@dataclass
+class _Birth:
+    """A tensor in memory, alive from operation `at` to operation `dies`."""
+
+    at: int
+    dies: int
+    kind: Kind
+    bytes: int
+    gradient: bool
+
+
+def liveness_of(program: Program, traffic: Traffic, rules: PlatformRules) -> Liveness:
     """Walks the program in its order; a tensor is alive from its making to its last use."""
     ops, values, step = program.ops, program.values, program.step
     end = len(ops)
@@ -60,6 +76,8 @@ def liveness_of(program: Program, traffic: Traffic) -> Liveness:
     for value, result in zip(program.results, step.results, strict=True):
         donated = result.replaces is not None and step.arguments[result.replaces].donated
         (in_place if donated else kept).add(value)
+    rounds_end = _rounds_ends(program)
+    makers = {value: i for i, op in enumerate(ops) for value in op.results}
     last_use = dict.fromkeys(kept - in_place, end)
     update_uses = set()
     for i in range(len(ops) - 1, -1, -1):
@@ -67,30 +85,44 @@ def liveness_of(program: Program, traffic: Traffic) -> Liveness:
         # What a fused operation reads is read where the chain that it is part of runs.
         runs = max([i] + [last_use.get(v, i) for v in op.results if not traffic.materialised[v]])
         for value in op.operands:
-            last_use[value] = max(last_use.get(value, 0), runs)
+            last = runs
+            if value in makers and ops[makers[value]].times < ops[runs if runs < end else i].times:
+                last = max(last, rounds_end(runs, ops[makers[value]].times))
+            last_use[value] = max(last_use.get(value, 0), last)
             if op.part == "update":
                 update_uses.add(value)
+        # What is written in place is one tensor with what it replaces.
+        if op.name in _IN_PLACE and op.results[0] in last_use:
+            last_use[op.operands[0]] = max(last_use[op.operands[0]], last_use[op.results[0]])
     parameters = {
         value
         for value, result in zip(program.results, step.results, strict=True)
         if result.replaces in set(program.parameters)
     }
-    kinds: dict[Kind, int] = {}
-    births: list[tuple[int, int, int, int, bool]] = []
+    births: dict[int, _Birth] = {}
+    homes: dict[int, int] = {}
     for i, op in enumerate(ops):
         for value in op.results:
-            if value in in_place or not traffic.materialised[value]:
-                continue
-            kind = Kind(frozenset(g for g in program.dim_groups[value] if g is not None))
-            if op.part == "update" and values[value].shape and program.batch not in kind.groups:
-                kind = replace(kind, stored_from=STORAGES.index("state" if value in parameters else "optimizer"))
             gradient = op.part == "backward" and value in update_uses
-            number = kinds.setdefault(kind, len(kinds))
-            births.append((i, last_use.get(value, i), number, values[value].bytes, gradient))
+            home = homes.get(op.operands[0], op.operands[0]) if op.name in _IN_PLACE else value
+            if home in births:
+                homes[value] = home
+                own = births[home]
+                own.gradient |= gradient
+                if op.part == "update" and op.times > 1:
+                    # Gradients that a loop stacks up: the compiler keeps the stack as the update wants it.
+                    own.kind = replace(own.kind, stored_from=STORAGES.index("optimizer"))
+            elif value not in in_place and traffic.materialised[value]:
+                kind = Kind(frozenset(g for g in program.dim_groups[value] if g is not None))
+                if op.part == "update" and values[value].shape and program.batch not in kind.groups:
+                    kind = replace(kind, stored_from=STORAGES.index("state" if value in parameters else "optimizer"))
+                births[value] = _Birth(i, last_use.get(value, i), kind, values[value].bytes, gradient)
+    alive = [*births.values(), *(_window_indices(program, makers) if rules.window_indices else [])]
+    kinds = {kind: number for number, kind in enumerate(dict.fromkeys(birth.kind for birth in alive))}
     curves = np.zeros((2, end + 2, max(len(kinds), 1)))
-    for born, dies, number, size, gradient in births:
-        curves[int(gradient), born, number] += size
-        curves[int(gradient), dies + 1, number] -= size
+    for birth in alive:
+        curves[int(birth.gradient), birth.at, kinds[birth.kind]] += birth.bytes
+        curves[int(birth.gradient), birth.dies + 1, kinds[birth.kind]] -= birth.bytes
     curves = curves.cumsum(axis=1)[:, :end] if end else curves[:, :1]
     moments = _peaks(curves.sum(axis=0), [k for kind, k in kinds.items() if program.batch in kind.groups])
     names = tuple(kinds) or (Kind(frozenset()),)
@@ -104,3 +136,37 @@ def _peaks(live: npt.NDArray[np.float64], batch_kinds: list[int]) -> npt.NDArray
     stretches = np.array_split(np.arange(len(live)), min(_MOMENTS, len(live)))
     found = {int(s[np.argmax(curve[s])]) for s in stretches for curve in (total, batch, total - batch)}
     return np.array(sorted(found), dtype=np.int64)
+
+
+def _window_indices(program: Program, makers: dict[int, int]) -> list[_Birth]:
+    """Indices that a max-pooling's gradient is computed with: for each dim, one an input and one an output element.
+
+    They are made as soon as the input is there.
+    """
+    found = []
+    for i, op in enumerate(program.ops):
+        if op.name == "select_and_scatter":
+            image, windows = (program.values[v] for v in op.operands[:2])
+            kind = Kind(frozenset(g for g in program.dim_groups[op.operands[0]] if g is not None))
+            size = _INDEX_BYTES * len(image.shape) * (image.size + windows.size)
+            found.append(_Birth(makers.get(op.operands[0], 0), i, kind, size, gradient=False))
+    return found
+
+
+def _rounds_ends(program: Program) -> Callable[[int, int], int]:
+    """A function (i, times): the end of the loop around operation `i`, seen from outside, where things run `times`.
+
+    What a loop reads from outside is alive until its last round ends.
+    """
+    ends: dict[int, list[int]] = {}
+
+    def end(i: int, times: int) -> int:
+        if times not in ends:
+            last = list(range(len(program.ops) + 1))
+            for k in range(len(program.ops) - 2, -1, -1):
+                if program.ops[k].times > times and program.ops[k + 1].times > times:
+                    last[k] = last[k + 1]
+            ends[times] = last
+        return ends[times][i]
+
+    return end

@@ -10,7 +10,7 @@ import pytest
 from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
 from automap_launch.program.analyse import analyse
-from tests.plan.hlo import collectives, compile_plan
+from tests.plan.hlo import collective_bytes, compile_plan
 from tests.plan.models import mlp, transformer
 from tests.plan.programs import cluster
 
@@ -60,7 +60,7 @@ def test_bytes_of_every_kind_of_collective(model, data, tensor, names, storage):
     decision = decide(program, data, tensor, names, storage)
     cost = CostModel(program, cluster())
     compiled = compile_plan(program, decision)
-    real = {key: size for key, (_, size) in collectives(compiled.as_text(), decision).items()}
+    real = collective_bytes(compiled, decision)
     predicted = {(use.kind, use.axis): use.bytes for use in cost.breakdown(decision).collectives}
     for key in real.keys() | predicted.keys():
         assert predicted.get(key, 0) == pytest.approx(real.get(key, 0), rel=0.02, abs=_NOISE_BYTES), key
@@ -68,4 +68,9 @@ def test_bytes_of_every_kind_of_collective(model, data, tensor, names, storage):
     state = memory.parameters + memory.optimizer
     batch = sum(program.values[v].bytes for v in program.arguments) / data
     assert state == pytest.approx(compiled.memory_analysis().alias_size_in_bytes, rel=0.03)
-    assert state <= compiled.memory_analysis().argument_size_in_bytes <= state + batch
+    held = compiled.memory_analysis()
+    assert state <= held.argument_size_in_bytes <= state + batch
+    whole = held.argument_size_in_bytes + held.output_size_in_bytes - held.alias_size_in_bytes + held.temp_size_in_bytes
+    assert memory.total == pytest.approx(whole, rel=0.2)
+    counted = compiled.cost_analysis()["flops"] + compiled.cost_analysis()["transcendentals"]
+    assert cost.breakdown(decision).flops == pytest.approx(counted, rel=0.05)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from automap_launch.plan.decision import STORAGES
 from automap_launch.plan.liveness import Kind, liveness_of
+from automap_launch.plan.platforms import rules_of
 from automap_launch.plan.traffic import memory_traffic
 from tests.plan.programs import BATCH, HIDDEN, IN, OUT, Builder, two_layers
 
 
-def peak(program):
-    live = liveness_of(program, memory_traffic(program))
+def peak(program, platform="cpu"):
+    live = liveness_of(program, memory_traffic(program), rules_of(platform))
     return live, (live.activations + live.gradients).sum(axis=1).max()
 
 
@@ -86,3 +87,47 @@ def test_new_state_is_kept_where_it_is_stored():
     b.result(new_m, replaces=1)
     live, _ = peak(b.program())
     assert {kind.stored_from for kind in live.kinds} == {STORAGES.index("optimizer"), STORAGES.index("state")}
+
+
+def looped(builder, rounds=4):
+    """A loop that stacks slices of gradients: (initial stack, stack as the body sees it, stack that it hands on)."""
+    empty, carried, handed_on = (builder.value((rounds, 256), (None, None)) for _ in range(3))
+    part = builder.value((1, 256), (None, None))
+    builder.op("dot_general", (), (empty,), part="constant")
+    builder.op("loop_carry", (empty,), (carried,), part="constant")
+    builder.op("dot_general", (), (part,), times=rounds, part="update")
+    builder.op("dynamic_update_slice", (carried, part), (handed_on,), times=rounds, part="update")
+    return handed_on
+
+
+def test_a_loop_stacks_in_place_and_keeps_the_stack_as_the_update_wants_it():
+    b = Builder()
+    stack = looped(b)
+    b.op("dot_general", (stack,), (b.value((), ()),), part="update")
+    live, most = peak(b.program())
+    assert most == 4 * 1024 + 1024  # the stack once, and the slice that is written into it
+    assert {kind.stored_from for kind in live.kinds} <= {STORAGES.index("optimizer"), len(STORAGES)}
+    assert live.activations[:, live.kinds.index(Kind(frozenset(), STORAGES.index("optimizer")))].max() >= 4096
+
+
+def test_what_a_loop_reads_from_outside_is_alive_until_its_last_round():
+    b = Builder()
+    outside, inside, large = b.value((1024,), (None,)), b.value((1024,), (None,)), b.value((4096,), (None,))
+    b.op("dot_general", (), (outside,))
+    b.op("dot_general", (outside,), (inside,), times=3)
+    b.op("dot_general", (inside,), (large,), times=3)
+    b.result(large)
+    assert peak(b.program())[1] == 4 * (1024 + 1024 + 4096)
+
+
+def test_the_gradient_of_a_pooling_needs_indices_where_the_platform_has_no_instruction_for_it():
+    b = Builder()
+    image, windows = (8, 8), (4, 4)
+    x, g, out = b.value(image, (None, None)), b.value(windows, (None, None)), b.value(image, (None, None))
+    b.op("dot_general", (), (x,))
+    b.op("dot_general", (), (g,))
+    b.op("select_and_scatter", (x, g), (out,), part="backward")
+    b.result(out)
+    plain = 4 * (64 + 16 + 64)
+    assert peak(b.program(), "tpu")[1] == plain
+    assert peak(b.program(), "cuda")[1] == plain + 4 * 2 * (64 + 16)
