@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.cluster.detect import detect_local
@@ -30,15 +30,16 @@ from automap_launch.plan.plan import Origin, Plan
 from automap_launch.program.analyse import analyse
 from automap_launch.program.program import Program
 from automap_launch.run_folder import RunFolder
-from automap_launch.search.evaluator import SearchEvent
-from automap_launch.search.search import search
-from automap_launch.search.searchers import EpisodeEvent
 from automap_launch.summary import Summary
 from automap_launch.terminal import Terminal
 from automap_launch.tracking.report import parameter_shardings, read_run, write_report
 from automap_launch.tracking.tracking import Tracking
 from automap_launch.train_step import Entry, TrainStep
 from automap_launch.units import format_seconds, parse_duration
+
+if TYPE_CHECKING:
+    from automap_launch.search.evaluator import SearchEvent
+    from automap_launch.search.searchers import EpisodeEvent
 
 
 class Workflow:
@@ -99,7 +100,7 @@ class Workflow:
             self._record_plan(plan, model)
             if mode == "plan":
                 return
-            self._check_machine(cluster)
+            self._check_machine(entry, cluster)
         self._train(entry, cluster)
 
     # Phases
@@ -152,6 +153,8 @@ class Workflow:
         return tracking
 
     def _search(self, model: CostModel) -> Plan:
+        from automap_launch.search.search import search  # imports torch, which no other phase needs
+
         assert self.tracking is not None
         tracking, config = self.tracking, self.config.search
         pins = Pins.resolve(config.pin, model.program, model.cluster)
@@ -238,7 +241,7 @@ class Workflow:
             hlo=self.folder.train_step / "step.hlo.txt",
         )
 
-    def _check_machine(self, cluster: Cluster) -> None:
+    def _check_machine(self, entry: Entry, cluster: Cluster) -> None:
         """Raises ClusterMismatchError when the plan's cluster is not the machine at hand."""
         if self.config.cluster.is_local:
             return
@@ -248,12 +251,13 @@ class Workflow:
         wanted = f"{cluster.hosts} x {cluster.devices_per_host} {cluster.device.name} ({cluster.platform})"
         raise ClusterMismatchError(
             f"the plan is for {wanted}, and this machine has {found} device(s) of platform {cluster.platform}",
-            hint=f"the plan is in {self.folder.plan}; start it there with:\n    {self._command_for_plan()}",
+            hint=f"the plan is in {self.folder.plan}; start it there with:\n    {self._command_for_plan(entry)}",
         )
 
-    def _command_for_plan(self) -> str:
-        entry = self.config.entry
-        program = ["-m", entry.module] if entry.module else [entry.script or ""]
+    def _command_for_plan(self, entry: Entry) -> str:
+        # As the user wrote it; a recipe names its script relative to its own folder.
+        script = self.config.entry.script if self.config.entry.from_command_line else entry.script
+        program = ["-m", entry.module] if entry.module else [script or ""]
         plan = f"plan={self.folder.plan}"
         return shlex.join(
             ["automap-launch", "mode=run", f"cluster={self.config.cluster.name}", plan, "--", *program, *entry.args]
