@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from automap_launch.plan.sharding import DATA
-from automap_launch.program.batch_analysis import State
+from automap_launch.runtime.blocks import blocks_of, over_data, piece_of, together
 from automap_launch.runtime.sections import (
     SectionFunction,
     accumulate,
@@ -82,16 +82,16 @@ class AccumulatedStep:
         read = [v for v in self._micro.inputs if v != INDEX]
         batch = [v for v in read if states[v].kind == "batch"]
         alike = [v for v in read if states[v].kind != "batch"]
-        rows = [_blocks(values[v], states[v]) for v in batch]
+        rows = [blocks_of(values[v], states[v]) for v in batch]
         run = self._run(batch, alike)
         if self._replicas > 1:
             run = jax.shard_map(
                 run,
                 mesh=self._mesh,
-                in_specs=([_over_data(states[v]) for v in batch], [PartitionSpec()] * len(alike)),
+                in_specs=([over_data(states[v]) for v in batch], [PartitionSpec()] * len(alike)),
                 out_specs=(
                     [PartitionSpec()] * len(parts.accumulated),
-                    [_over_data(states[v]) for v in parts.gathered],
+                    [over_data(states[v]) for v in parts.gathered],
                 ),
                 axis_names={DATA},
                 check_vma=False,
@@ -112,7 +112,7 @@ class AccumulatedStep:
             same = dict(zip(alike, others, strict=True))
 
             def one(totals: list[Any], number: Any) -> tuple[list[Any], list[Any]]:
-                cut = {v: _piece(x, states[v], number, count) for v, x in zip(batch, rows, strict=True)}
+                cut = {v: piece_of(x, states[v], number, count) for v, x in zip(batch, rows, strict=True)}
                 index = (first + number).astype("int32")
                 made = self._micro({**same, **cut, INDEX: index})
                 sums = [
@@ -128,34 +128,6 @@ class AccumulatedStep:
                     over_replicas(total, states[v].reduction, DATA)
                     for v, total in zip(parts.accumulated, totals, strict=True)
                 ]
-            return totals, [_together(x, states[v]) for v, x in zip(parts.gathered, stacked, strict=True)]
+            return totals, [together(x, states[v]) for v, x in zip(parts.gathered, stacked, strict=True)]
 
         return share
-
-
-def _over_data(state: State) -> PartitionSpec:
-    """Of a batch value in blocks: the examples of each block over the axis `data`."""
-    return PartitionSpec(*[None] * (state.dim + 1), DATA)
-
-
-def _blocks(value: Any, state: State) -> Any:
-    """The batch dim as (outer, rest): what is cut is the second."""
-    shape = value.shape
-    return value.reshape(*shape[: state.dim], state.outer, shape[state.dim] // state.outer, *shape[state.dim + 1 :])
-
-
-def _piece(blocks: Any, state: State, number: Any, count: int) -> Any:
-    """Piece `number` of `count` of a value in blocks, its batch dim one again."""
-    size = blocks.shape[state.dim + 1] // count
-    piece = lax.dynamic_slice_in_dim(blocks, number * size, size, state.dim + 1)
-    shape = blocks.shape
-    return piece.reshape(*shape[: state.dim], shape[state.dim] * size, *shape[state.dim + 2 :])
-
-
-def _together(stacked: Any, state: State) -> Any:
-    """Pieces, stacked in front, as one value in blocks."""
-    count, *shape = stacked.shape
-    size = shape[state.dim] // state.outer
-    split = stacked.reshape(count, *shape[: state.dim], state.outer, size, *shape[state.dim + 1 :])
-    moved = jax.numpy.moveaxis(split, 0, state.dim + 1)
-    return moved.reshape(*shape[: state.dim], state.outer, count * size, *shape[state.dim + 1 :])

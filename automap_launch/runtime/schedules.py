@@ -192,6 +192,40 @@ def simulate(
     return Timeline(total, bubble, tuple(_in_flight(tasks) for tasks in order), spans)
 
 
+def merged(order: Order, edges: Iterable[Edge], seconds: Callable[[Task], float]) -> tuple[Task, ...]:
+    """All stages' tasks in one list, as they would start: the order in which one process that has several stages
+    dispatches them. `order`: with messages."""
+    spans = simulate(order, seconds, edges).spans
+    started: list[tuple[float, int, int, Task]] = []
+    for stage, tasks in enumerate(order):
+        start = 0.0
+        for place, task in enumerate(tasks):
+            if task.kind == "receive":
+                # With the task that it is for, which cannot start before the message is there.
+                following = next(t for t in tasks[place:] if t in spans)
+                start = spans[following][0]
+            elif task in spans:
+                start = spans[task][0]
+            started.append((start, stage, place, task))
+    found: list[Task] = []
+    sent: set[Task] = set()
+    waiting = sorted(started, key=lambda s: s[:3])
+    done = [0] * len(order)
+
+    def may_go(stage: int, place: int, task: Task) -> bool:
+        source = Task("send", task.peer or 0, task.micro_batch, stage, task.of)
+        return place == done[stage] and (task.kind != "receive" or source in sent)
+
+    while waiting:
+        chosen = next(entry for entry in waiting if may_go(*entry[1:]))
+        waiting.remove(chosen)
+        done[chosen[1]] += 1
+        found.append(chosen[3])
+        if chosen[3].kind == "send":
+            sent.add(chosen[3])
+    return tuple(found)
+
+
 def _gpipe(stage: int, micro_batches: int) -> tuple[Task, ...]:
     forward = [Task("forward", stage, k) for k in range(micro_batches)]
     return (*forward, *(Task("backward", stage, k) for k in range(micro_batches)))

@@ -43,6 +43,7 @@ class Pipeline:
       cargo: {(part, stage): values}: what a part sends to another stage.
       edges: (part, part): the second reads what the first makes.
       owner: for each state argument (value id), the stage that holds it.
+      like: for each sum over micro-batches, the state argument of the same shape that it updates, where there is one.
       sums: accumulated values by the stage that makes them; gathered: as well.
       graph, analysis, pieces: see `Accumulation`.
       shares: of the forward flops, by stage.
@@ -55,6 +56,7 @@ class Pipeline:
     cargo: Mapping[tuple[PartId, int], tuple[int, ...]]
     edges: tuple[tuple[PartId, PartId], ...]
     owner: Mapping[int, int]
+    like: Mapping[int, int]
     sums: Mapping[int, tuple[int, ...]]
     gathered: Mapping[int, tuple[int, ...]]
     graph: Graph
@@ -197,15 +199,14 @@ class _Cutter:
 
     def _prologue_for(self, wanted: Iterable[int]) -> list[int]:
         """Operations of the prologue that some values need."""
-        prologue, found = set(self.analysis.prologue), set()
+        needed: set[int] = set()
         pending = list(wanted)
         while pending:
             k = self.emitter.made_by.get(pending.pop())
-            if k is not None and k not in found:
-                if k in prologue:
-                    found.add(k)
+            if k is not None and k not in needed:
+                needed.add(k)
                 pending.extend(self.graph.nodes[k].operands)
-        return sorted(found)
+        return sorted(needed.intersection(self.analysis.prologue))
 
     def _joined(self, sections: dict[PartId, Section], makers: dict[int, PartId]) -> Pipeline:
         cargo: dict[tuple[PartId, int], set[int]] = defaultdict(set)
@@ -236,6 +237,7 @@ class _Cutter:
             cargo={key: tuple(sorted(values)) for key, values in cargo.items()},
             edges=tuple(sorted(edges)),
             owner=self.assignment.owner,
+            like=self.assignment.like,
             sums=of_stage["sums"],
             gathered=of_stage["gathered"],
             graph=self.graph,

@@ -39,6 +39,7 @@ class Assignment:
       place: for each micro or update operation, its phase and stage.
       rounds: for each update operation, how many times before it stages must hear from each other.
       owner: for each argument of the graph that is state, the stage that holds it.
+      like: for each sum over micro-batches, the state argument of the same shape that it updates, where there is one.
       shares: of the forward flops, by stage.
       joined: sums over micro-batches whose terms are made on several stages; must be added up in the update instead.
     """
@@ -47,6 +48,7 @@ class Assignment:
     place: dict[int, tuple[Phase, int]]
     rounds: dict[int, int]
     owner: dict[int, int]
+    like: dict[int, int]
     shares: tuple[float, ...]
     joined: frozenset[int]
 
@@ -104,7 +106,7 @@ class _Assigner:
         owner_of = self._owners()
         rounds = self._update(owner_of)
         owner = {v: owner_of.get(self.component.find(v), 0) for v in self.state.arguments}
-        return Assignment(self.stages, self.place, rounds, owner, shares, frozenset(joined))
+        return Assignment(self.stages, self.place, rounds, owner, self._like(), shares, frozenset(joined))
 
     # What depends on what
 
@@ -337,6 +339,16 @@ class _Assigner:
             if self.graph.values[v].size <= 1:
                 owner[self.component.find(v)] = 0
         return owner
+
+    def _like(self) -> dict[int, int]:
+        read = [v for bit, v in enumerate(self.state.arguments) if self.uses[bit]]
+        found: dict[int, int] = {}
+        for v in self.sums:
+            for argument in read:
+                same = self.component.find(argument) == self.component.find(v)
+                if same and self.graph.shape(argument) == self.graph.shape(v):
+                    found.setdefault(v, argument)
+        return found
 
     def _update(self, owner: dict[int, int]) -> dict[int, int]:
         rounds: dict[int, int] = {}
