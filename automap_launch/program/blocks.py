@@ -123,9 +123,9 @@ class _Contents:
         return tuple((loop, min(places), max(places) + 1) for loop, places in spans.items())
 
     def _backward(self) -> list[float]:
-        """Backward flops of each block. An operation belongs to the latest unit whose forward values it reads, else to
-        the latest that reads its parameters, but to none later than its backward operands do; a backward loop as a
-        whole to the loop whose stacks it takes apart."""
+        """Backward flops of each block. An operation belongs to the latest unit that has the forward values it reads,
+        else to the latest that reads its parameters, but to none later than its backward operands do; a backward loop
+        as a whole to the loop whose stacks it takes apart."""
         flops = [0.0] * len(self.runs)
         place = {u: p for p, u in enumerate(self.forward.order)}
         home: dict[int, int] = {}  # by node: the unit
@@ -136,16 +136,21 @@ class _Contents:
             if part == "backward" and not all(self.forward.alike[v] for v in node.results)
         ]
         readers = self._readers()
-        first = self._first_readers(place)
+        having = self._having(place)
         for k in nodes:
             node = self.graph.nodes[k]
             bounds = [home[m] for v in node.operands if (m := self.forward.maker.get(v)) in home]
             bound = min((place[u] for u in bounds), default=len(place))
             units = [u for v in node.operands if (u := self._unit(v)) is not None]
             if node.name == "optimization_barrier" and units:  # begins to recompute a layer: where that begins
-                units = [first.get(node.operands[0], units[0])]
-            reading = units or [u for v in node.operands for u in readers.get(self.owners.depends[v], ())]
-            places = [p for u in reading if (p := place[u]) <= bound]
+                places = [min((p for p in having[node.operands[0]] if p != place[units[0]]), default=place[units[0]])]
+            elif units:
+                kept = [having[v] for v in node.operands if self._unit(v) is not None]
+                latest = min(max((p for p in places if p <= bound), default=bound) for places in kept)
+                places = [min(bound, max(latest, *(place[u] for u in units)))]
+            else:
+                reading = [place[u] for v in node.operands for u in readers.get(self.owners.depends[v], ())]
+                places = [p for p in reading if p <= bound]
             if places or bounds:
                 home[k] = self.forward.order[max(places, default=bound)]
             if node.loop is not None:
@@ -170,14 +175,13 @@ class _Contents:
                     readers[self.owners.depends[v]].add(u)
         return readers
 
-    def _first_readers(self, place: dict[int, int]) -> dict[int, int]:
-        """By forward value, the first other unit that reads it."""
-        first: dict[int, int] = {}
+    def _having(self, place: dict[int, int]) -> dict[int, set[int]]:
+        """By forward value, the places of the unit that makes it and of those that read it."""
+        having: dict[int, set[int]] = defaultdict(set)
         for k, u in self.forward.unit_of.items():
-            for v in self.graph.nodes[k].operands:
-                if self._unit(v) not in (None, u) and (v not in first or place[u] < place[first[v]]):
-                    first[v] = u
-        return first
+            for v in (*self.graph.nodes[k].operands, *self.graph.nodes[k].results):
+                having[v].add(place[u])
+        return having
 
     def _residuals(self) -> list[float]:
         sizes = [0.0] * len(self.runs)

@@ -33,20 +33,18 @@ def choose_cuts(work: Sequence[int], crossing: Sequence[int], most: int) -> list
 
 
 def _narrow(before: Sequence[int], crossing: Sequence[int]) -> list[int]:
-    """Candidate cuts; of several with no work between them the narrowest."""
+    """Candidate cuts; of several with no work between them the narrowest.
+
+    A place is none if there are narrower ones nearby on both sides: inside a layer. One side alone does not tell, as
+    nothing crosses where the model begins and where it ends.
+    """
     count, reach = len(crossing), before[-1] * _NEARBY
-    window: deque[int] = deque()  # places in the window, bytes ascending
+    bytes_ = [0, *crossing[1:], 0]
+    on_left = _least_nearby(before, bytes_, reach)
+    on_right = _least_nearby([-x for x in reversed(before)], bytes_[::-1], reach)[::-1]
     found: list[int] = []
-    right = 1
     for k in range(1, count):
-        while right < count and before[right] <= before[k] + reach:
-            while window and crossing[window[-1]] >= crossing[right]:
-                window.pop()
-            window.append(right)
-            right += 1
-        while before[window[0]] < before[k] - reach:
-            window.popleft()
-        if crossing[k] > _NARROW * crossing[window[0]] or before[k] in (0, before[-1]):
+        if crossing[k] > _NARROW * max(on_left[k], on_right[k]) or before[k] in (0, before[-1]):
             continue
         if found and before[found[-1]] == before[k]:
             if crossing[k] <= crossing[found[-1]]:
@@ -54,6 +52,20 @@ def _narrow(before: Sequence[int], crossing: Sequence[int]) -> list[int]:
         else:
             found.append(k)
     return found
+
+
+def _least_nearby(places: Sequence[int], values: Sequence[int], reach: float) -> list[int]:
+    """For each place, ascending, the least value at places up to `reach` before it, its own among them."""
+    window: deque[int] = deque()  # values ascending
+    least = []
+    for k, value in enumerate(values):
+        while window and values[window[-1]] >= value:
+            window.pop()
+        window.append(k)
+        while places[window[0]] < places[k] - reach:
+            window.popleft()
+        least.append(values[window[0]])
+    return least
 
 
 def _joined(before: Sequence[int], crossing: Sequence[int], cuts: list[int], most: int) -> list[int]:

@@ -1,8 +1,8 @@
 """The forward part in the order in which a pipeline can cut it.
 
-Operations are ordered by the earliest time at which each could end; what needs no parameters (masks, one-hot labels)
-or no batch comes where it is read. A loop over layers, which reads another slice of stacked parameters in every
-iteration, may be cut between iterations; any other loop is kept together.
+Operations are ordered by the latest time at which each could end, so that what is made early for late use (masks, the
+decoder's first operations beside an encoder) crosses no cut. A loop over layers, which reads another slice of stacked
+parameters in every iteration, may be cut between iterations; any other loop is kept together.
 """
 
 from __future__ import annotations
@@ -90,9 +90,7 @@ class Forward:
         ]
 
     def _order(self) -> list[int]:
-        ends = [0] * len(self.units)
         trained = [False] * len(self.units)  # needs parameters
-        readers: dict[int, list[int]] = defaultdict(list)
         sources: list[set[int]] = [set() for _ in self.units]
         for k, u in self.unit_of.items():
             for v in self.graph.nodes[k].operands:
@@ -102,16 +100,14 @@ class Forward:
                     sources[u].add(other)
                 elif other is None and self.owners.depends[v]:
                     trained[u] = True
-        for u in range(len(self.units)):
-            ends[u] = max((ends[s] for s in sources[u]), default=0) + max(1, self.flops[u])
-            trained[u] = trained[u] or any(trained[s] for s in sources[u])
-            for s in sources[u]:
-                readers[s].append(u)
+        ends = [0] * len(self.units)  # counted back from the end of the forward part
         for u in range(len(self.units) - 1, -1, -1):
-            if not trained[u] or all(self.alike[v] for k in self.units[u].nodes for v in self.graph.nodes[k].results):
-                ends[u] = min((ends[r] for r in readers[u]), default=ends[u])
+            for s in sources[u]:
+                ends[s] = max(ends[s], ends[u] + max(1, self.flops[u]))
+        for u in range(len(self.units)):
+            trained[u] = trained[u] or any(trained[s] for s in sources[u])
         self.from_parameters = trained
-        return sorted(range(len(self.units)), key=lambda u: (ends[u], u))
+        return sorted(range(len(self.units)), key=lambda u: (-ends[u], u))
 
     def pieces(self) -> list[Piece]:
         """All pieces in order."""
