@@ -31,7 +31,8 @@ class AccumulatedStep:
     `d * m + i` of the batch, so that no example moves, and gradients are summed over devices once a step.
 
     Args:
-      parts: the step, cut into `micro_batches` times as many pieces as the axis `data` has devices.
+      parts: the step, cut into `micro_batches` times as many pieces as the axis `data` has devices; or into
+        `micro_batches` pieces, each of which is computed as XLA partitions it.
       arguments, results: of the step.
       micro_batches: a step.
       mesh: of the plan; axes other than `data` shard tensors as in the whole step.
@@ -48,11 +49,12 @@ class AccumulatedStep:
         micro_batches: int,
         mesh: Mesh,
     ) -> None:
-        self._replicas = dict(mesh.shape).get(DATA, 1)
-        if parts.pieces != micro_batches * self._replicas:
+        data = dict(mesh.shape).get(DATA, 1)
+        self._replicas = parts.pieces // micro_batches
+        if parts.pieces % micro_batches or self._replicas not in (1, data):
             raise ValueError(
-                f"{micro_batches} micro-batches on {self._replicas} replicas are {micro_batches * self._replicas} "
-                f"pieces of the batch, the step is cut into {parts.pieces}"
+                f"the step is cut into {parts.pieces} pieces, which is not {micro_batches} micro-batches on "
+                f"{data} replicas"
             )
         self._parts = parts
         self._arguments = tuple(arguments)

@@ -117,6 +117,11 @@ class _Unroller:
     def add(
         self, op: RawOp, operands: list[int], types: list[Value], source: SourceLine | None, position: int | None = None
     ) -> list[int]:
+        if op.regions and op.name != "while" and free_values(op):
+            raise PlanError(
+                f"the function that {op.name} applies{where(source)} reads values from outside it: "
+                "the step can run in one stage and one micro-batch only"
+            )
         node = Node(op.name, operands, [self.graph.add_value(t) for t in types], op.attributes, reducer=op.reducer,
                     source=source)  # fmt: skip
         self.append(node, op.position if position is None else position)

@@ -161,7 +161,7 @@ def check_what_does_not_fit_is_refused() -> None:
     batch = {i: State("batch", 0) for i, a in enumerate(captured.arguments) if a.role == "batch"}
     whole = read(captured.artifact, captured.arguments, captured.results, batch)
     parts = accumulate(whole.line, whole.origin, whole.analysis, 4)
-    with pytest.raises(ValueError, match="are 6 pieces of the batch, the step is cut into 4"):
+    with pytest.raises(ValueError, match="into 4 pieces, which is not 3 micro-batches on 2"):
         AccumulatedStep(parts, captured.arguments, captured.results, 3, make_mesh({"data": 2}, jax.devices()[:2]))
 
 

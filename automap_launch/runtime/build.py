@@ -1,0 +1,151 @@
+"""From a step and a plan to what runs it: one executable, one with gradient accumulation, or a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from automap_launch.errors import PlanError
+from automap_launch.plan.layout import Layout
+from automap_launch.plan.plan import Plan
+from automap_launch.plan.sharding import DATA
+from automap_launch.program.analyse import analyse
+from automap_launch.runtime.accumulation import AccumulatedStep
+from automap_launch.runtime.executable import Executable
+from automap_launch.runtime.mesh import make_mesh
+from automap_launch.runtime.pipeline import PipelineExecutable
+from automap_launch.runtime.placement import Materialize
+from automap_launch.split.accumulate import accumulate
+from automap_launch.split.pipeline import cut
+from automap_launch.split.step import read
+from automap_launch.train_step import TrainStep
+
+Leaves = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What of a plan concerns the runtime beyond shardings.
+
+    Attributes:
+      stages, micro_batches, schedule: as in `Plan`. local_statistics: `allow_local_batch_stats`.
+      devices: for each stage, indices into the devices of the launch; empty: consecutive ones.
+    """
+
+    stages: int = 1
+    micro_batches: int = 1
+    schedule: str = "none"
+    local_statistics: bool = False
+    devices: tuple[tuple[int, ...], ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan) -> Execution:
+        return cls(
+            stages=len(plan.stages),
+            micro_batches=plan.micro_batches,
+            schedule=plan.schedule,
+            local_statistics=plan.allow_local_batch_stats,
+            devices=tuple(stage.devices for stage in plan.stages),
+        )
+
+    @property
+    def is_split(self) -> bool:
+        return self.stages > 1 or self.micro_batches > 1
+
+
+def build_executable(
+    step: TrainStep,
+    layout: Layout,
+    execution: Execution,
+    *,
+    platform: str = "cpu",
+    devices: Sequence[Any] | None = None,
+    traced: Callable[..., Leaves] | None = None,
+    materialize: Materialize | None = None,
+) -> Executable | PipelineExecutable:
+    """Makes a step runnable.
+
+    A batch that cannot be cut as the plan says (the last of an epoch) is cut into fewer micro-batches, or not over
+    the data axis: it is as exact, if slower.
+
+    Args:
+      step: the signature at hand; the captured one, or another batch size.
+      layout: shardings over the mesh of one stage.
+      platform: of the module to run. devices: of the launch; default: all.
+      traced: a step that calls back into Python, as a traceable function; then `step`'s modules are not read.
+      materialize: creates deferred values in given shardings.
+
+    Raises:
+      PlanError: the step cannot be cut exactly; it names the user's line and why.
+      ValueError: there are not as many devices as the plan has.
+    """
+    chosen = list(jax.devices() if devices is None else devices)
+    if not execution.is_split:
+        function = traced or step.modules[platform]
+        mesh = make_mesh(layout.mesh, chosen)
+        return Executable(function, step.arguments, step.results, layout, mesh, materialize=materialize)
+    if traced is not None or step.has_callbacks:
+        raise PlanError(
+            "the step calls back into Python (jax.debug.print, io_callback): it runs in one stage and one micro-batch",
+            hint="remove the callback, or pin search.pin.stages=1 search.pin.micro_batches=1",
+        )
+    program = analyse(step, platform, execution.local_statistics)
+    batch = program.batch_analysis.arguments if program.batch_analysis else {}
+    whole = read(
+        step.modules[platform],
+        step.arguments,
+        step.results,
+        batch,
+        sources=step.sources,
+        local_statistics=execution.local_statistics,
+    )
+    data = layout.mesh.get(DATA, 1)
+    micro_batches, replicas = divide(whole.analysis.max_micro_batches, execution.micro_batches, data)
+    pieces = micro_batches * replicas
+    if execution.stages == 1:
+        mesh = make_mesh(layout.mesh, chosen)
+        parts = accumulate(whole.line, whole.origin, whole.analysis, pieces)
+        accumulated = AccumulatedStep(parts, step.arguments, step.results, micro_batches, mesh)
+        return Executable(accumulated, step.arguments, step.results, layout, mesh, materialize=materialize)
+    schedule = "1f1b" if execution.schedule == "none" else execution.schedule
+    halves = schedule == "zero_bubble"
+    return PipelineExecutable(
+        cut(
+            whole.line,
+            whole.origin,
+            whole.analysis,
+            state=whole.state,
+            stages=execution.stages,
+            pieces=pieces,
+            split_backward=halves,
+        ),
+        step.arguments,
+        step.results,
+        layout,
+        schedule=schedule,
+        micro_batches=micro_batches,
+        devices=_of_stages(execution, chosen),
+        materialize=materialize,
+    )
+
+
+def divide(largest: int, micro_batches: int, data: int) -> tuple[int, int]:
+    """Micro-batches, and replicas that cut their own share of the batch: as wanted if their product divides `largest`;
+    else every replica with fewer micro-batches; else no share for each replica."""
+    for replicas in dict.fromkeys((data, 1)):
+        for count in range(micro_batches, 0, -1):
+            if largest % (count * replicas) == 0:
+                return count, replicas
+    raise AssertionError("one piece always divides")
+
+
+def _of_stages(execution: Execution, devices: Sequence[Any]) -> list[list[Any]]:
+    if execution.devices:
+        return [[devices[i] for i in stage] for stage in execution.devices]
+    if len(devices) % execution.stages:
+        raise ValueError(f"{len(devices)} devices cannot be divided among {execution.stages} stages")
+    size = len(devices) // execution.stages
+    return [list(devices[s * size : (s + 1) * size]) for s in range(execution.stages)]
