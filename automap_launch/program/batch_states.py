@@ -117,7 +117,9 @@ class _Run:
             if node.name != "scatter" and any(states[v].kind == "partial" and v not in local for v in node.operands):
                 self.feed_back(k, node)
                 return [FULL] * len(node.results)
-            return self.by_rule(k, Site(self.graph, node, states, self.zeros, self.makers, local))
+            return self.by_rule(
+                k, Site(self.graph, node, states, self.zeros, self.makers, local, k in self.choices.denied)
+            )
         if kinds <= {"none", "local"} or not local.isdisjoint(node.results):
             return [LOCAL] * len(node.results)
         if "local" in kinds or any(states[v] is not NONE for v in outside(node)):
@@ -126,10 +128,6 @@ class _Run:
 
     def by_rule(self, k: int, site: Site) -> list[State]:
         try:
-            if k in self.choices.denied:
-                raise site.unsplit(
-                    "positions in the batch that count over all of it in one place and within it in another"
-                )
             if any(self.states[v] is not NONE for v in outside(site.node)):
                 raise site.unsplit("a comparison or reduction with values of the batch from outside it")
             found = states_of(site)

@@ -28,6 +28,8 @@ def analyse_batch(
     states = {graph.arguments[k]: state for k, state in batch.items()}
     from_data = independent_of(graph, [graph.arguments[k] for k in trained])
     resolver = _Resolver(graph, from_data, local_statistics)
+    # Drawn from a generator that the module does not show: once, or micro-batches would see other numbers.
+    resolver.choices.beforehand.update({v: NONE for node in graph.nodes if node.name == "rng" for v in node.results})
     while True:
         found = propagate(graph, states, resolver.choices)
         origins = _origins_of_taint(graph, found)
@@ -187,6 +189,7 @@ def _places(graph: Graph, found: Propagation, choices: Choices) -> tuple[tuple[i
     handed_on = dict(graph.back_edges)
     needed = set(graph.results)  # by the update or as a result, on the whole batch
     wanted: set[int] = set()  # by a micro-batch
+    read = {*graph.results, *(v for node in graph.nodes for v in node.operands)}
     micro: set[int] = set()
     update: set[int] = set()
     changed = True
@@ -198,11 +201,11 @@ def _places(graph: Graph, found: Propagation, choices: Choices) -> tuple[tuple[i
             if node.name == "loop_carry":
                 operands.append(handed_on[node.results[0]])
             kinds = {found.states[v].kind for v in node.results if v not in choices.beforehand}
-            effect = node.name == "custom_call" and not (kinds & {"batch", "partial", "local"})
-            if (effect and k in found.conflicts) or (kinds & {"full", "local"} and not needed.isdisjoint(node.results)):
+            effect = node.name == "custom_call" and read.isdisjoint(node.results)  # a print: once a step
+            if effect or (kinds & {"full", "local"} and not needed.isdisjoint(node.results)):
                 update.add(k)
                 needed.update(operands)
-            if kinds & {"batch", "partial", "local"}:
+            if kinds & {"batch", "partial", "local"} and not effect:
                 last = not needed.isdisjoint(node.results) and kinds & {"batch", "partial"}
                 if last or not wanted.isdisjoint(node.results):
                     micro.add(k)
@@ -254,6 +257,10 @@ def _refusals(graph: Graph, found: Propagation, taint: list[int | None], resolve
         if origins and (node.name in _HEAVY or (k in found.conflicts and node.in_loop)):
             at_fault.setdefault(origins[0])
     refusals: dict[str, Refusal] = {}
+    for node in graph.nodes:
+        if node.name == "rng" and node.in_loop:
+            reason = f"a loop draws random numbers{where(node.source)} that cannot be drawn again for each micro-batch"
+            refusals[reason] = Refusal(reason, "opaque", node.name, node.source)
     for k in at_fault:
         refusal = _refusal(graph, k, found.conflicts[k], found, resolver)
         refusals.setdefault(refusal.reason, refusal)

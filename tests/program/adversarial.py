@@ -241,6 +241,14 @@ def batch_norm(p, x, y):
 
 
 @loss_case("statistic")
+def batch_norm_by_fast_variance(p, x, y):
+    h = x @ p["w1"]
+    mean = h.mean(0)
+    h = (h - mean) * lax.rsqrt((h * h).mean(0) - mean * mean + 1e-3)
+    return jnp.mean(jnp.tanh(h) @ p["w2"])
+
+
+@loss_case("statistic")
 def load_balance_of_experts(p, x, y):
     gates = jax.nn.softmax(hidden(p, x) @ p["w2"])
     share = jnp.mean(jax.nn.one_hot(gates.argmax(-1), C), 0)
@@ -409,6 +417,43 @@ def positions_used_within_and_over_all(p, x, y):
     rows = jnp.arange(B)
     table = jnp.linspace(0, 1, B * C).reshape(B, C)
     return -jnp.mean(jax.nn.log_softmax(hidden(p, x) @ p["w2"])[rows, y] * table[rows, y])
+
+
+PICK = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0, 1), start_index_map=(0, 1))
+TABLE = np.linspace(0, 1, B * C).reshape(B, C).astype("f")
+
+
+@loss_case()
+def positions_counted_within_the_batch(p, x, y):
+    rows = jnp.stack([jnp.arange(B), y], 1)
+    return jnp.mean(lax.gather(jax.nn.log_softmax(hidden(p, x) @ p["w2"]), rows, PICK, (1, 1)) ** 2)
+
+
+@loss_case()
+def same_positions_in_a_table_and_linear(p, x, y):
+    rows = jnp.stack([jnp.arange(B), y], 1)
+    own = lax.gather(jax.nn.log_softmax(hidden(p, x) @ p["w2"]), rows, PICK, (1, 1))
+    return -jnp.mean(own * lax.gather(TABLE, rows, PICK, (1, 1)))
+
+
+@loss_case()
+def same_positions_in_a_table(p, x, y):
+    rows = jnp.stack([jnp.arange(B), y], 1)
+    own = lax.gather(jax.nn.log_softmax(hidden(p, x) @ p["w2"]), rows, PICK, (1, 1))
+    return jnp.mean(own**2 * lax.gather(TABLE, rows, PICK, (1, 1)))
+
+
+@loss_case("mixing")
+def same_positions_as_numbers(p, x, y):
+    rows = jnp.stack([jnp.arange(B), y], 1)
+    own = lax.gather(jax.nn.log_softmax(hidden(p, x) @ p["w2"]), rows, PICK, (1, 1))
+    return jnp.mean(own**2 * rows.sum(1))
+
+
+@loss_case()
+def positions_into_a_trained_table(p, x, y):
+    rows = jnp.stack([jnp.arange(B), y], 1)
+    return jnp.mean(hidden(p, x)[:, 0] * lax.gather(p["w1"].T @ p["w1"], rows, PICK, (1, 1)))
 
 
 @loss_case()

@@ -17,13 +17,19 @@ from automap_launch.split.unroll import unroll
 from automap_launch.train_step import TrainStep
 
 Arrays = list[np.ndarray[Any, Any]]
+_COMPILED: dict[bytes, Any] = {}
 
 
 def run(section: Section | bytes, arrays: Arrays) -> Arrays:
-    """Runs a module."""
+    """Runs a module, compiled quickly rather than well."""
     artifact = section.artifact if isinstance(section, Section) else section
-    module, (_, outputs) = jax_internals.Module(artifact, "main"), jax_internals.signature(artifact)
-    return [np.asarray(r) for r in jax.jit(lambda *a: jax_internals.bind(module, outputs, a))(*arrays)]
+    if artifact not in _COMPILED:
+        module, (_, outputs) = jax_internals.Module(artifact, "main"), jax_internals.signature(artifact)
+        lowered = jax.jit(lambda *a: jax_internals.bind(module, outputs, a), keep_unused=True).lower(*arrays)
+        _COMPILED[artifact] = lowered.compile(
+            {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+        )
+    return [np.asarray(r) for r in _COMPILED[artifact](*arrays)]
 
 
 def part(array: np.ndarray[Any, Any], state: State, k: int, m: int) -> np.ndarray[Any, Any]:
@@ -46,14 +52,20 @@ REDUCE = {"add": np.add, "max": np.maximum, "min": np.minimum}
 
 
 def run_in_micro_batches(
-    step: TrainStep, analysis: BatchAnalysis, trained: list[int], arrays: Arrays, m: int
-) -> tuple[Arrays, BatchAnalysis]:
-    """Results of a step in `m` micro-batches, by an analysis of its unrolled form with the same cut of the arguments;
-    and that analysis, which must not be refused."""
+    step: TrainStep,
+    analysis: BatchAnalysis,
+    trained: list[int],
+    arrays: Arrays,
+    m: int,
+    *,
+    local_statistics: bool = False,
+) -> Arrays:
+    """Results of a step in `m` micro-batches, by an analysis of its unrolled form with the same cut of the arguments,
+    which must not be refused."""
     artifact = step.modules["cpu"]
     line = unroll(read_module(artifact))
     graph = line.graph
-    found = analyse_batch(graph, analysis.arguments, trained)
+    found = analyse_batch(graph, analysis.arguments, trained, local_statistics)
     assert not found.refusals
     emitter = Emitter(line, Origin(artifact), found, m)
     whole = dict(zip(graph.arguments, arrays, strict=True))
@@ -78,4 +90,4 @@ def run_in_micro_batches(
     for value in found.gathered:
         whole[value] = together(made[value], found.states[value])
     section = emitter.whole(found.update, graph.results, whole)
-    return run(section, [whole[v] for v in section.inputs]), found
+    return run(section, [whole[v] for v in section.inputs])

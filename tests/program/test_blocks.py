@@ -144,5 +144,4 @@ def test_encoder_output_crosses_every_cut_of_the_decoder():
     encoder = sizes.index(next(size for size in sizes if size > one))
     assert encoder >= 3
     assert set(sizes[:encoder]) == {one}
-    assert len(sizes) > encoder + 2
-    assert all(size >= 2 * one for size in sizes[encoder:-1])
+    assert sum(size >= 2 * one for size in sizes[encoder:]) >= 3

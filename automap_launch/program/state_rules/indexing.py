@@ -39,7 +39,7 @@ def gather(site: Site) -> list[State]:
         outer = site.state(1).outer
         if along in numbers["index_batch"]:
             site.cut(0, numbers["operand_batch"][numbers["index_batch"].index(along)], outer)
-        elif site.is_batch(0):
+        else:
             _count_within(site, numbers["index_map"], numbers["collapsed"], numbers["index_vector_dim"], along)
         return [batch(rows[index_dims.index(along)], outer)]
     state = site.state(0)
@@ -83,9 +83,9 @@ def scatter(site: Site) -> list[State]:
         target = numbers["operand_batch"][numbers["index_batch"].index(along)]
         site.cut(0, target, outer)
         return [batch(target, outer)]
-    if site.is_batch(0):
-        _count_within(site, numbers["index_map"], numbers["inserted"], numbers["index_vector_dim"], along)
-        return [site.state(0)]
+    counted = _count_within(site, numbers["index_map"], numbers["inserted"], numbers["index_vector_dim"], along)
+    if counted is not None:
+        return [batch(counted)]
     reduction = reduction_of(site.node.reducer, site.graph.values[site.node.results[0]].dtype)
     if reduction is None:
         raise site.unsplit("values of examples that overwrite each other by position")
@@ -114,9 +114,11 @@ def _index_dims(site: Site, position: int, numbers: dict[str, Any]) -> list[int]
     return [d for d in range(len(site.shape(position))) if d != numbers["index_vector_dim"]]
 
 
-def _count_within(site: Site, index_map: tuple[int, ...], single: tuple[int, ...], vector_dim: int, along: int) -> None:
-    """Allows the operand's dim that holds the batch to be addressed by `arange(batch)`, and by nothing else: that
-    column of the positions counts within the micro-batch.
+def _count_within(
+    site: Site, index_map: tuple[int, ...], single: tuple[int, ...], vector_dim: int, along: int
+) -> int | None:
+    """The operand's dim that is addressed by `arange(batch)`, if one is: each example then meets its own element
+    alone, the operand is cut like the batch, and that column of the positions counts within the micro-batch.
 
     Args:
       index_map: the operand dim that each column of the positions addresses.
@@ -124,19 +126,24 @@ def _count_within(site: Site, index_map: tuple[int, ...], single: tuple[int, ...
       vector_dim: dim of the positions that holds the columns. along: the one that holds the batch.
 
     Raises:
-      UnsplitError: the examples are addressed otherwise.
+      UnsplitError: the operand holds the batch, and examples are addressed otherwise.
     """
-    state = site.state(0)
     joined, node = site.makers.get(site.node.operands[1], (-1, site.node))
-    columns = len(node.operands) if node.name == "concatenate" and node.attributes["dimension"] == vector_dim else 0
-    if columns == len(index_map) and state.dim in index_map and state.dim in single and state.outer == 1:
-        position = index_map.index(state.dim)
-        column = node.operands[position]
-        whole = site.shape(0)[state.dim] == site.shape(1)[along] and site.states[column].kind == "none"
-        if whole and counts(site, column) == along:
-            site.columns.append((joined, position))
-            return
-    raise site.unsplit("a choice of examples by their position in the batch (a permutation, a roll)")
+    columns = node.operands if node.name == "concatenate" and node.attributes["dimension"] == vector_dim else []
+    if len(columns) == len(index_map) and site.state(1).outer == 1 and site.is_batch(1) and not site.denied:
+        for position, (column, dim) in enumerate(zip(columns, index_map, strict=True)):
+            whole = site.shape(0)[dim] == site.shape(1)[along] and site.states[column].kind == "none"
+            if whole and dim in single and counts(site, column) == along:
+                site.cut(0, dim)
+                site.columns.append((joined, position))
+                return dim
+    if site.is_batch(0):
+        raise site.unsplit(
+            "the use of positions that count over the batch in one place and within it in another"
+            if site.denied
+            else "a choice of examples by their position in the batch (a permutation, a roll)"
+        )
+    return None
 
 
 def counts(site: Site, value: int) -> int | None:

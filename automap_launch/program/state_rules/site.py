@@ -33,6 +33,7 @@ class Site:
       zeros: values known to be zero everywhere.
       makers: the node that makes a value, with its id.
       local: partial values that this operation reads as the micro-batch's own.
+      denied: its positions are also read by others, to whom they count over the whole batch.
       shares: by operand position, how a value without batch dim is cut.
       columns: (id of a concatenate, operand position) of columns of positions that must count within the micro-batch.
     """
@@ -43,6 +44,7 @@ class Site:
     zeros: AbstractSet[int]
     makers: Mapping[int, tuple[int, Node]]
     local: AbstractSet[int] = frozenset()
+    denied: bool = False
     shares: dict[int, Share] = field(default_factory=dict)
     columns: list[tuple[int, int]] = field(default_factory=list)
 
