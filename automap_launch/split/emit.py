@@ -216,7 +216,8 @@ class _Walk:
         return self.builder.add(counted, self.builder.broadcast(start, kind))
 
     def part_of_the_whole(self, value: int, share: Share) -> Any:
-        whole, kind = self.get(value), self.graph.values[value]
+        local = value in self.analysis.local_values
+        whole, kind = self.statistic(value) if local else self.get(value), self.graph.values[value]
         outer = math.prod(kind.shape[: share.dim]) * share.outer
         inner = kind.size // (outer * self.pieces)
         blocks = self.builder.reshape(whole, Value((outer, self.pieces, inner), kind.dtype))
@@ -244,6 +245,8 @@ class _Walk:
             share = self.analysis.shares.get((k, place)) if self.cut else None
             if share is not None and self.analysis.states[value].kind == "none":
                 operands.append(self.part(value, share))
+            elif share is not None and self.analysis.states[value].kind in ("local", "partial"):
+                operands.append(self.part_of_the_whole(value, share))  # a statistic, spread over the examples
             elif local and value in self.analysis.local_values:
                 operands.append(self.statistic(value))
             else:
@@ -286,6 +289,8 @@ class _Walk:
         position, node = self.positions[k], self.graph.nodes[k]
         if node.name == "optimization_barrier":
             return [self.builder.barrier(operands[0])]  # the module's own may hold back several values at once
+        if node.name == "constant" and position is not None and self.origin.splat(position) is not None:
+            return [self.builder.splat(position, kinds[0])]
         if position is not None:
             return list(self.builder.clone(position, operands, kinds, attributes))
         merged = {**node.attributes, **(attributes or {})}
@@ -295,8 +300,8 @@ class _Walk:
             return [self.builder.equal(*operands)]
         if node.name == "select":
             return [self.builder.select(*operands)]
-        if node.name == "add":
-            return [self.builder.add(*operands)]
+        if node.name in ("add", "maximum", "minimum"):
+            return [getattr(self.builder, node.name)(*operands)]
         if node.name == "concatenate":
             return [self.builder.concatenate(operands, merged["dimension"])]
         if node.name == "slice":
