@@ -5,7 +5,9 @@ Every tensor is sharded as its groups say. From that follows, for each axis:
   the result itself is sharded over the axis);
 - a dim that the operation needs whole is gathered first;
 - where one operand is sharded and its partner cannot be, because the axis already shards another of its dims, the
-  operand is gathered.
+  operand is gathered;
+- where the gradient of an embedding is stored sharded along its columns (ZeRO), its rows are exchanged where that
+  sends less than their sum.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from automap_launch.cluster.collectives import Kind
+from automap_launch.cluster.collectives import Kind, share_sent
 from automap_launch.plan.layout import Spec
 from automap_launch.plan.platforms import PlatformRules
-from automap_launch.plan.rows import Row, Tensor
+from automap_launch.plan.rows import PRODUCTS, Row, Tensor
 from automap_launch.plan.sharding import DATA, MODEL, spec_of, storage_spec
 
 BOTH = f"{DATA}+{MODEL}"
@@ -67,6 +69,11 @@ class _Sharded:
         """How many of a tensor's dims belong to groups on the axis."""
         return sum(1 for g in tensor.groups if g is not None and self.axes.get(g) == axis)
 
+    @staticmethod
+    def group_on(tensor: Tensor, spec: Spec, axis: str) -> int | None:
+        """The group of the dim that the axis shards."""
+        return tensor.groups[spec.index(axis)]
+
 
 def case_of(
     row: Row, axes: Mapping[int, str], mesh: Mapping[str, int], rules: PlatformRules, scattered: bool = False
@@ -112,7 +119,7 @@ def _partial_over(state: _Sharded, axis: str) -> bool:
     """Whether the row sums over dims that are sharded over the axis."""
     row = state.row
     sharded = [(p, d) for p, d in row.contracted if state.operands[p][d] == axis]
-    if row.name != "dot_general" or len(row.contracted) < 2:
+    if row.name not in PRODUCTS or len(row.contracted) < 2:
         return bool(sharded)
     # Both sides of a product must be cut alike, else the one that is cut has to be gathered.
     return {0, 1} <= {p for p, _ in sharded}
@@ -124,13 +131,16 @@ def _gathers(state: _Sharded, axis: str, partial: bool) -> list[Collective]:
     specs = [*state.operands, *state.results]
     tensors = [*row.operands, *row.results]
     gathered = {index for index, dim in row.whole if specs[index][dim] == axis}
-    if row.name == "dot_general" and len(state.operands) >= 2:
+    if row.name in PRODUCTS and len(state.operands) >= 2:
         left, right = (axis in state.operands[0], axis in state.operands[1])
         contracted = [p for p, d in row.contracted if state.operands[p][d] == axis]
         if contracted and not partial:
             gathered.update(contracted)
         elif left and right and not contracted and state.on_axis(row.results[0], axis) > 1:
-            gathered.add(1)
+            # The result is sharded as one of them is: the other one is gathered.
+            kept = state.group_on(row.results[0], state.results[0], axis)
+            gathered.add(1 if state.group_on(row.operands[0], state.operands[0], axis) == kept else 0)
+        gathered -= row.again
     return [
         Collective("all_gather", axis, state.wire_bytes(tensors[index], specs[index], without=axis))
         for index in sorted(gathered)
@@ -146,10 +156,30 @@ def _reductions(state: _Sharded, pending: list[str], scattered: bool) -> list[Co
             axis = BOTH if len(axes) == 2 else axes[0]
             kept_whole = axis not in spec
             size = state.wire_bytes(tensor, spec, without=axis)
+            if scattered and row.gradient and axis == DATA and _stored_by_window(state):
+                rows = state.wire_bytes(row.operands[-1], state.operands[-1])
+                if (
+                    share_sent("all_to_all", state.mesh[axis]) * rows
+                    < share_sent("all_reduce", state.mesh[axis]) * size
+                ):
+                    found.append(Collective("all_to_all", axis, rows))
+                    continue
             to_shards = (not kept_whole) or (scattered and row.gradient and axis == DATA)
             kind: Kind = "reduce_scatter" if to_shards and state.rules.reduce_scatter else "all_reduce"
             found.append(Collective(kind, axis, size, combinable=row.gradient and DATA in axes))
     return found
+
+
+def _stored_by_window(state: _Sharded) -> bool:
+    """Whether a scatter's result is stored sharded over the data axis along a dim that its updates have too.
+
+    Then each device needs its columns of all updates, not the sum of all devices' results.
+    """
+    if state.row.name != "scatter":
+        return False
+    result, spec = state.row.results[0], state.results[0]
+    stored = storage_spec(spec, result.shape, state.mesh)
+    return stored != spec and result.groups[stored.index(DATA)] in set(state.row.operands[-1].groups) - {None}
 
 
 def _scatters(state: _Sharded) -> bool:

@@ -24,7 +24,7 @@ Array = npt.NDArray[np.float64]
 
 PARTS: tuple[Part, ...] = ("forward", "backward", "update")
 # A lane: collectives that are priced alike. (kind, axis, whether the compiler joins them)
-_KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+_KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 LANES = tuple((kind, axis, combinable) for kind in _KINDS for axis in AXES for combinable in (False, True))
 _LANE = {lane: i for i, lane in enumerate(LANES)}
 

@@ -12,6 +12,7 @@ from automap_launch.plan.sharding import Groups
 from automap_launch.plan.traffic import Traffic
 from automap_launch.program.program import ITEM_BYTES, Op, Part, Program
 
+PRODUCTS = frozenset({"dot_general", "convolution"})
 # Operations that do no work of their own.
 _IDLE = frozenset({"constant", "iota", "optimization_barrier", "loop_carry", "branch"})
 
@@ -39,6 +40,7 @@ class Row:
       part: what needs no batch counts as forward.
       contracted: as `Op.contracted`.
       whole: (index into operands + results, dim) pairs that must be gathered here before the row can run.
+      again: operands that a product before this one read: where they have to be gathered, they are already.
       gradient: its partial sums are gradients: no other part of the step waits for them but the update.
     """
 
@@ -51,6 +53,7 @@ class Row:
     whole: tuple[tuple[int, int], ...]
     gradient: bool
     count: int = 1
+    again: frozenset[int] = frozenset()
 
     @property
     def groups(self) -> frozenset[int]:
@@ -68,6 +71,7 @@ class Row:
 def rows_of(program: Program, traffic: Traffic) -> list[Row]:
     """The rows of a program; operations without any cost are left out."""
     gathered: set[tuple[int, int]] = set()
+    multiplied: set[int] = set()
     counts: Counter[Row] = Counter()
     for i, op in enumerate(program.ops):
         if op.name in _IDLE:
@@ -79,7 +83,11 @@ def rows_of(program: Program, traffic: Traffic) -> list[Row]:
             continue
         gradient = op.part == "backward" and bool(op.contracted)
         part = "forward" if op.part == "constant" else op.part
-        row = Row(op.name, part, op.flops, operands, results, op.contracted, whole, gradient)
+        again: frozenset[int] = frozenset()
+        if op.name in PRODUCTS:
+            again = frozenset(position for position, value in enumerate(op.operands) if value in multiplied)
+            multiplied.update(op.operands)
+        row = Row(op.name, part, op.flops, operands, results, op.contracted, whole, gradient, again=again)
         counts[row] += op.times
     return [replace(row, count=count) for row, count in counts.items()]
 

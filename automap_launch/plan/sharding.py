@@ -1,7 +1,11 @@
 """From a decision to shardings: which mesh axis each dim of a tensor gets.
 
 A linkage group is on one axis or on none. A tensor may have several dims on an axis (a D x D weight, T x T scores);
-an axis shards a tensor once, so the first of them gets it.
+an axis shards a tensor once, so the dim of the largest group gets it (groups are numbered by size), and the first of
+that group's dims.
+
+The compiler is told the shardings of the step's arguments and spreads them from there. So a group that gets no dim of
+any argument, because larger ones do or because it is of activations alone, is sharded nowhere: `carried` leaves it out.
 """
 
 from __future__ import annotations
@@ -23,26 +27,37 @@ def mesh_of(decision: Decision) -> dict[str, int]:
 
 
 def axes_of(program: Program, decision: Decision) -> dict[int, str]:
-    """The axis of every group that is on one. Axes of size 1 shard nothing and are left out."""
+    """The axis of every group that is sharded. Axes of size 1 shard nothing and are left out."""
     axes = {}
     if program.batch is not None and decision.data > 1:
         axes[program.batch] = DATA
     if decision.model > 1:
-        axes.update(dict.fromkeys(decision.sharded, MODEL))
+        axes.update(dict.fromkeys(carried(decision.sharded, rivals_of(program)), MODEL))
     return axes
+
+
+def rivals_of(program: Program) -> dict[int, frozenset[frozenset[int]]]:
+    """By group, for each argument with a dim in it the larger groups in the same argument, which go before it."""
+    found: dict[int, set[frozenset[int]]] = {}
+    for value in program.arguments:
+        groups = frozenset(g for g in program.dim_groups[value] if g is not None)
+        for group in groups:
+            found.setdefault(group, set()).add(frozenset(g for g in groups if g < group))
+    return {group: frozenset(rivals) for group, rivals in found.items()}
+
+
+def carried(sharded: frozenset[int], rivals: Mapping[int, frozenset[frozenset[int]]]) -> frozenset[int]:
+    """The groups of `sharded` that shard some argument. `rivals`: of `rivals_of`."""
+    return frozenset(g for g in sharded if any(sharded.isdisjoint(larger) for larger in rivals.get(g, ())))
 
 
 def spec_of(groups: Groups, shape: tuple[int, ...], axes: Mapping[int, str], mesh: Mapping[str, int]) -> Spec:
     """The sharding of a tensor: for each dim its axis or None; an axis at most once, and only where it divides."""
-    used: set[str] = set()
-    spec: list[str | None] = []
-    for group, size in zip(groups, shape, strict=True):
-        axis = axes.get(group) if group is not None else None
-        if axis is None or axis in used or size % mesh[axis]:
-            spec.append(None)
-        else:
-            used.add(axis)
-            spec.append(axis)
+    spec: list[str | None] = [None] * len(shape)
+    for group, dim in sorted((group, dim) for dim, group in enumerate(groups) if group is not None):
+        axis = axes.get(group)
+        if axis is not None and axis not in spec and shape[dim] % mesh[axis] == 0:
+            spec[dim] = axis
     return tuple(spec)
 
 

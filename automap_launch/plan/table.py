@@ -14,7 +14,7 @@ from automap_launch.cluster.collectives import axis_link
 from automap_launch.plan.decision import STORAGES, Decision
 from automap_launch.plan.liveness import Liveness
 from automap_launch.plan.pricing import COUNTS, LANES, SIZES, WIDTH, Array, RowSets
-from automap_launch.plan.sharding import DATA, MODEL
+from automap_launch.plan.sharding import DATA, MODEL, carried, rivals_of
 from automap_launch.program.program import Program
 
 
@@ -30,6 +30,7 @@ class MeshTable:
         self._row_sets = sets
         self._mesh = mesh
         groups = [g.id for g in program.groups if g.id != program.batch and g.divisor % mesh[MODEL] == 0]
+        self._rivals = rivals_of(program)
         self._place = {group: i for i, group in enumerate(groups)}
         usable = set(groups) if mesh[MODEL] > 1 else set()
         self._sets = [tuple(sorted(usable & touched)) for touched in sets.groups]
@@ -88,7 +89,7 @@ class MeshTable:
         """int64[decisions, groups that the model axis can shard]: 1 where the group is sharded."""
         flags = np.zeros((len(decisions), len(self._place)), dtype=np.int64)
         for row, decision in enumerate(decisions):
-            for group in decision.sharded:
+            for group in carried(decision.sharded, self._rivals):
                 flags[row, self._place[group]] = 1
         return flags
 

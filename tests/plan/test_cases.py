@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from automap_launch.plan.cases import Collective, case_of, gather_case
@@ -126,3 +128,33 @@ def test_slices_move_only_what_they_replace_or_return(name, moved):
     else:
         row = Row(name, "forward", 0, (whole, part), (tensor((1000, 16), (None, None)),), (), (), False)
     assert case_of(row, {}, MESH, CPU).bytes == moved
+
+
+def test_rows_of_an_embedding_that_is_stored_by_columns_are_exchanged():
+    table, tokens, rows = tensor((256, 16), (H, D)), tensor((64, 1), (B, None), "int32"), tensor((64, 16), (B, D))
+    scatter = Row("scatter", "backward", 64 * 16, (table, tokens, rows), (table,), ((1, 0), (2, 0)), (), gradient=True)
+    by_columns = case_of(scatter, {B: "data", H: "model"}, MESH, CPU, scattered=True)
+    assert by_columns.collectives == (Collective("all_to_all", "data", 4 * 64 * 16 / 4),)
+    by_rows = case_of(scatter, {B: "data"}, MESH, CPU, scattered=True)
+    assert by_rows.collectives == (Collective("all_reduce", "data", 4 * 256 * 16, combinable=True),)
+    few = tensor((4, 16), (H, D))
+    small = replace(scatter, operands=(few, tokens, rows), results=(few,))  # a sum of it is less than all its rows
+    assert case_of(small, {B: "data", H: "model"}, MESH, CPU, scattered=True).collectives[0].kind == "all_reduce"
+    not_stored = case_of(scatter, {B: "data", H: "model"}, MESH, CPU)
+    assert not_stored.collectives == (Collective("all_reduce", "data", 4 * 256 * 16 / 2, combinable=True),)
+
+
+def test_where_both_sides_of_a_product_are_cut_the_one_that_the_result_is_not_cut_by_is_gathered():
+    left, right = tensor((64, 16), (B, H)), tensor((64, 32), (B, D))
+    gradient = dot(left, right, tensor((16, 32), (H, D)), ((0, 0), (1, 0)), part="backward")
+    case = case_of(gradient, {H: "model", D: "model"}, MESH, CPU)
+    assert case.collectives == (Collective("all_gather", "model", 4 * 64 * 32),)
+    other_way = dot(right, left, tensor((32, 16), (D, H)), ((0, 0), (1, 0)), part="backward")
+    case = case_of(other_way, {H: "model", D: "model"}, MESH, CPU)
+    assert case.collectives == (Collective("all_gather", "model", 4 * 64 * 32),)
+
+
+def test_a_tensor_is_gathered_for_the_first_product_that_reads_it():
+    cut = dot(X, tensor((16, 32), (None, D)), Y, ((0, 1), (1, 0)))
+    assert case_of(cut, {H: "model"}, MESH, CPU).collectives == (Collective("all_gather", "model", 4 * 64 * 16),)
+    assert case_of(replace(cut, again=frozenset({0})), {H: "model"}, MESH, CPU).collectives == ()

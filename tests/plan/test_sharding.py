@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.sharding import axes_of, spec_of, storage_spec, why_invalid
-from tests.plan.programs import Builder, two_layers
+from tests.plan.programs import Builder, cluster, two_layers
 
 MESH = {"data": 4, "model": 2}
 
@@ -15,6 +16,7 @@ def test_an_axis_shards_a_tensor_once_and_only_where_it_divides():
     axes = {0: "data", 1: "model", 2: "model"}
     assert spec_of((0, 1), (8, 6), axes, MESH) == ("data", "model")
     assert spec_of((1, 1), (6, 6), axes, MESH) == ("model", None)
+    assert spec_of((2, 1), (8, 6), axes, MESH) == (None, "model")  # the larger group comes first
     assert spec_of((2, 1), (5, 6), axes, MESH) == (None, "model")
     assert spec_of((None, 3), (8, 8), axes, MESH) == (None, None)
 
@@ -23,6 +25,29 @@ def test_axes_of_one_device_shard_nothing():
     program = two_layers()
     assert axes_of(program, Decision(8, 1, frozenset({2}))) == {0: "data"}
     assert axes_of(program, Decision(1, 8, frozenset({2}))) == {2: "model"}
+
+
+def test_a_group_that_no_argument_carries_is_sharded_nowhere():
+    b = Builder()
+    batch, stream, hidden, scores = (b.group(k) for k in ("batch", "parameter", "parameter", "activation"))
+    b.argument("params/w", (16, 32), (stream, hidden), parameter=True)
+    b.argument("batch/x", (64, 16), (batch, stream), role="batch")
+    b.value((64, 8), (batch, scores))
+    program = b.program()
+    assert axes_of(program, Decision(4, 2, frozenset({hidden}))) == {batch: "data", hidden: "model"}
+    assert axes_of(program, Decision(4, 2, frozenset({stream, hidden}))) == {batch: "data", stream: "model"}
+    assert axes_of(program, Decision(4, 2, frozenset({scores}))) == {batch: "data"}
+    b.argument("params/bias", (32,), (hidden,), parameter=True)
+    both = frozenset({stream, hidden})
+    assert axes_of(b.program(), Decision(4, 2, both)) == {batch: "data", stream: "model", hidden: "model"}
+
+
+def test_the_cost_sees_what_the_arguments_carry():
+    program = two_layers()  # w1 (1, 2), w2 (2, 3): 2 goes before 3 and after 1
+    model = CostModel(program, cluster())
+    one, both = Decision(4, 2, frozenset({1})), Decision(4, 2, frozenset({1, 2}))
+    assert model.estimate(Decision(4, 2, frozenset({2, 3}))) == model.estimate(Decision(4, 2, frozenset({2})))
+    assert model.estimate(both) != model.estimate(one)
 
 
 def test_storage_adds_the_data_axis_to_the_first_free_dim_that_it_divides():
