@@ -10,7 +10,7 @@ from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import STORAGES, Decision
 from automap_launch.plan.derive import derive_layout, stored_leaves
 from automap_launch.plan.plan import ClusterId, GroupChoice, Origin, Plan, Predicted, Stage
-from automap_launch.plan.sharding import DATA, MODEL, mesh_of, why_invalid
+from automap_launch.plan.sharding import DATA, MODEL, mesh_of, shardable_groups, why_invalid
 from automap_launch.program.program import Group, Program
 
 _VERSIONS_OF = {"automap_launch": "automap-launch", "jax": "jax", "jaxlib": "jaxlib"}
@@ -146,8 +146,8 @@ def flips_of(decision: Decision, model: CostModel) -> dict[int, Flip]:
     """By group id, what it would cost to decide the other way; groups that cannot be sharded are left out."""
     program = model.program
     others: dict[int, Decision] = {}
-    for group in program.groups:
-        if group.id != program.batch and decision.model > 1 and group.divisor % decision.model == 0:
+    for group in (program.groups[id_] for id_ in sorted(shardable_groups(program))):
+        if decision.model > 1 and group.divisor % decision.model == 0:
             others[group.id] = replace(decision, sharded=decision.sharded ^ {group.id})
     own = model.estimate(decision)
     return {
@@ -175,6 +175,8 @@ def _reason(group: Group, decision: Decision, flip: Flip | None) -> str:
     if decision.model == 1:
         return "the model axis has one device"
     sizes = ", ".join(map(str, group.sizes))
+    if flip is None and group.divisor % decision.model == 0:
+        return "no argument has a dim in it"
     if flip is None:
         return f"sizes {sizes} do not divide by {decision.model}"
     other = "whole" if group.id in decision.sharded else "sharded"

@@ -32,7 +32,7 @@ from automap_launch.plan.pricing import (
     SIZES,
     RowSets,
 )
-from automap_launch.plan.sharding import mesh_of, why_invalid
+from automap_launch.plan.sharding import mesh_of, shardable_groups, why_invalid
 from automap_launch.plan.table import MeshTable
 from automap_launch.plan.traffic import memory_traffic
 from automap_launch.program.program import Part, Program
@@ -86,6 +86,7 @@ class CostModel:
         self.program = program
         self.cluster = cluster
         self.memory_limit = cluster.device.memory_bytes * memory_fraction
+        self._shardable = shardable_groups(program)
         traffic = memory_traffic(program)
         self._rows = RowSets(program, traffic, cluster)
         self._live = liveness_of(program, traffic, self._rows.rules)
@@ -163,7 +164,7 @@ class CostModel:
         return estimates
 
     def _check(self, decision: Decision) -> None:
-        why = why_invalid(self.program, decision)
+        why = why_invalid(self.program, decision, self._shardable)
         if why is not None:
             raise ValueError(why)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.errors import PlanError
 from automap_launch.plan.decision import STORAGES, Decision, Storage
-from automap_launch.plan.sharding import DATA, MODEL
+from automap_launch.plan.sharding import DATA, MODEL, shardable_groups
 from automap_launch.program.program import Program
 
 AVAILABLE = "search.pin.data, .model, .storage and .groups can be pinned"
@@ -115,8 +115,8 @@ class Pins:
                 return f"group {group} is pinned to the axis {MODEL}, which has one device"
             if axis == MODEL and program.groups[group].divisor % model:
                 return f"group {group} ({_sizes(program, group)}) does not divide by {model}"
-        whole = {group for group, axis in self.groups.items() if axis is None} | {program.batch}
-        if model > 1 and not any(g.divisor % model == 0 for g in program.groups if g.id not in whole):
+        free = shardable_groups(program) - {group for group, axis in self.groups.items() if axis is None}
+        if model > 1 and not any(program.groups[group].divisor % model == 0 for group in free):
             return f"no group is there for {MODEL}: none that is free has sizes that {model} divides"
         return None
 

@@ -36,6 +36,12 @@ def axes_of(program: Program, decision: Decision) -> dict[int, str]:
     return axes
 
 
+def shardable_groups(program: Program) -> frozenset[int]:
+    """The groups that the axis `model` can shard where it divides them: some argument has a dim in them."""
+    carried_by_some = {g for value in program.arguments for g in program.dim_groups[value] if g is not None}
+    return frozenset(carried_by_some - {program.batch})
+
+
 def rivals_of(program: Program) -> dict[int, frozenset[frozenset[int]]]:
     """By group, for each argument with a dim in it the larger groups in the same argument, which go before it."""
     found: dict[int, set[frozenset[int]]] = {}
@@ -71,8 +77,14 @@ def storage_spec(compute: Spec, shape: tuple[int, ...], mesh: Mapping[str, int])
     return compute
 
 
-def why_invalid(program: Program, decision: Decision) -> str | None:
-    """Why a decision cannot be carried out for this program, or None when it can."""
+def why_invalid(program: Program, decision: Decision, shardable: frozenset[int] | None = None) -> str | None:
+    """Why a decision cannot be carried out for this program, or None when it can.
+
+    Args:
+      shardable: `shardable_groups(program)`, where it is at hand.
+    """
+    if shardable is None:
+        shardable = shardable_groups(program)
     if decision.data > 1:
         if program.batch is None:
             return f"data={decision.data} shards the batch, and the step has no batch"
@@ -84,6 +96,8 @@ def why_invalid(program: Program, decision: Decision) -> str | None:
             return f"there is no group {group}: the step has the groups 0 to {len(program.groups) - 1}"
         if group == program.batch:
             return f"group {group} is the batch: it goes to the axis {DATA}, not to {MODEL}"
+        if group not in shardable:
+            return f"group {group} has no dim in any argument of the step, and only arguments' shardings can be chosen"
         if program.groups[group].divisor % decision.model:
             sizes = _sizes(program.groups[group].sizes)
             return f"model={decision.model} does not divide group {group} ({sizes})"

@@ -14,7 +14,7 @@ from automap_launch.cluster.collectives import axis_link
 from automap_launch.plan.decision import STORAGES, Decision
 from automap_launch.plan.liveness import Liveness
 from automap_launch.plan.pricing import COUNTS, LANES, SIZES, WIDTH, Array, RowSets
-from automap_launch.plan.sharding import DATA, MODEL, carried, rivals_of
+from automap_launch.plan.sharding import DATA, MODEL, carried, rivals_of, shardable_groups
 from automap_launch.program.program import Program
 
 
@@ -29,7 +29,7 @@ class MeshTable:
         self._program = program
         self._row_sets = sets
         self._mesh = mesh
-        groups = [g.id for g in program.groups if g.id != program.batch and g.divisor % mesh[MODEL] == 0]
+        groups = [g for g in sorted(shardable_groups(program)) if program.groups[g].divisor % mesh[MODEL] == 0]
         self._rivals = rivals_of(program)
         self._place = {group: i for i, group in enumerate(groups)}
         usable = set(groups) if mesh[MODEL] > 1 else set()

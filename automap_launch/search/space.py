@@ -18,6 +18,7 @@ from automap_launch.cluster.cluster import Cluster
 from automap_launch.plan.decision import STORAGES, Decision, Storage
 from automap_launch.plan.pins import Pins
 from automap_launch.plan.plan import Memory
+from automap_launch.plan.sharding import shardable_groups
 from automap_launch.program.program import Group, Program
 
 Kind = Literal["mesh", "storage", "group"]
@@ -99,6 +100,7 @@ class PlanSpace:
         self.forced = dict(forced or {})
         self.groups = tuple(g for g in program.groups if g.id != program.batch)
         self.factorisations = tuple((devices // m, m) for m in range(1, devices + 1) if devices % m == 0)
+        self._shardable = shardable_groups(program)
         self._last = {mesh: self._last_shardable(mesh) for mesh in self.factorisations}
         self.meshes = tuple(mesh for mesh in self.factorisations if mesh in meshes and self._possible(mesh))
 
@@ -193,7 +195,8 @@ class PlanSpace:
         return self.storages if mesh[0] > 1 else self.storages[:1]
 
     def _shardings(self, group: Group, mesh: Mesh) -> tuple[bool, ...]:
-        options = (False, True) if mesh[1] > 1 and group.divisor % mesh[1] == 0 else (False,)
+        possible = mesh[1] > 1 and group.id in self._shardable and group.divisor % mesh[1] == 0
+        options = (False, True) if possible else (False,)
         forced = self.forced.get(group.id)
         return options if forced is None else tuple(o for o in options if o == forced)
 

@@ -62,6 +62,7 @@ def test_groups_of_activations_alone_that_stay_whole_are_only_counted():
     y = b.value((64, 64), (batch, inner))
     wide = b.value((64, 32), (batch, scores))
     wider = b.value((64, 16), (batch, other))
+    b.argument("batch/mask", (16,), (other,), role="batch")
     b.op("dot_general", (x, w), (y,), flops=1000, contracted=((0, 1), (1, 0)))
     b.op("reshape", (y,), (wide, wider))
     text, _ = shown(Decision(4, 2, frozenset({inner, other})), b.program())

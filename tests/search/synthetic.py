@@ -37,7 +37,8 @@ def program(kinds: Sequence[GroupKind], meetings: Sequence[tuple[int, int]] = ()
         groups.append(Group(i, kind, (width,), (f"params/{i}",), ((i, 0),), 4 * width))
     ops = tuple(Op("dot_general", (a, b), (b,), flops=1000) for a, b in meetings)
     step = TrainStep(StepIdentity("step", None), "jax", (), (), {"cpu": b""}, "0" * 16)
-    return Program(step, tuple(values), ops, (), (), (), tuple(groups), 0, tuple((i,) for i in range(len(values))))
+    arguments = tuple(range(len(values)))
+    return Program(step, tuple(values), ops, arguments, (), (), tuple(groups), 0, tuple((i,) for i in arguments))
 
 
 @dataclass(frozen=True)

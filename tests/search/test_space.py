@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from automap_launch.plan.decision import Decision
@@ -87,6 +89,11 @@ def test_a_model_axis_that_shards_nothing_is_no_plan():
     choices = space.choices(Partial((2, 4), "none", (False, False)))
     assert [c.valid for c in choices] == [False, True]
     assert PlanSpace.pinned(program(KINDS, sizes=(7, 6, 7)), Pins(8)).meshes == ((8, 1), (4, 2))
+
+
+def test_groups_that_no_argument_has_a_dim_in_are_left_whole():
+    alone = dataclasses.replace(program(KINDS), arguments=(0, 1, 2))
+    assert set().union(*(d.sharded for d in PlanSpace.pinned(alone, Pins(8)))) == {1, 2}
 
 
 def test_plans_of_another_space_are_not_in_it():
