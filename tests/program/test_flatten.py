@@ -29,7 +29,6 @@ LOOPS = {
     "scan": (lambda x: lax.scan(lambda c, _: (jnp.tanh(c), None), x, None, length=7)[0], 7),
     "scan from the end": (lambda x: lax.scan(lambda c, r: (jnp.tanh(c + r), None), x[0], x, reverse=True)[0], 4),
     "fori": (lambda x: lax.fori_loop(3, 11, lambda i, c: jnp.tanh(c), x), 8),
-    "empty": (lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.tanh(s[1])), (5, x))[1], 0),
     "by threes": (lambda x: lax.while_loop(lambda s: s[0] < 10, lambda s: (s[0] + 3, jnp.tanh(s[1])), (0, x))[1], 4),
     "down": (lambda x: lax.while_loop(lambda s: s[0] > 2, lambda s: (s[0] - 2, jnp.tanh(s[1])), (9, x))[1], 4),
     "inclusive": (lambda x: lax.while_loop(lambda s: s[0] <= 10, lambda s: (s[0] + 5, jnp.tanh(s[1])), (0, x))[1], 3),
@@ -135,3 +134,36 @@ def test_lines_of_another_module_are_not_used(build_step):
 def test_module_without_main_is_refused():
     with pytest.raises(CaptureError, match="no function main"):
         flatten(Module({}, 0))
+
+
+def test_a_loop_that_never_runs_hands_on_what_it_was_given(build_step):
+    graph = graph_of(
+        build_step,
+        lambda x: lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, jnp.tanh(s[1])), (5, x))[1],
+        Spec((4,), jnp.float32),
+    )
+    assert graph.results == graph.arguments
+    assert graph.nodes == []
+
+
+def test_the_test_of_a_loop_of_unknown_length_is_kept(build_step):
+    graph = graph_of(
+        build_step,
+        lambda x: lax.while_loop(lambda c: jnp.max(c) > 0.1, lambda c: 0.5 * c, x),
+        Spec((4,), jnp.float32),
+    )
+    ((test, passed),) = graph.tests
+    assert any(node.name == "compare" and test in node.results for node in graph.nodes)
+    assert set(passed) >= set(graph.results)
+
+
+def test_loops_are_numbered_and_their_trips_known(build_step):
+    def function(x):
+        x, _ = lax.scan(lambda c, _: (jnp.tanh(c), None), x, None, length=3)
+        inner = lambda c, _: (lax.fori_loop(0, 2, lambda i, d: jnp.sin(d), c), None)  # noqa: E731
+        return lax.scan(inner, x, None, length=5)[0]
+
+    graph = graph_of(build_step, function, Spec((4,), jnp.float32))
+    assert graph.trips == {0: 3, 1: 5}
+    assert [node.loop for node in graph.nodes if node.name == "tanh"] == [0]
+    assert [node.loop for node in graph.nodes if node.name == "sine"] == [1]
