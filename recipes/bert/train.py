@@ -67,10 +67,8 @@ def load_text() -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32) + FIRST_BYTE
 
 
-def batches(
-    text: np.ndarray, rows: int, length: int, seed: int, permute: bool = False
-) -> Iterator[dict[str, np.ndarray]]:
-    """Endless batches: `tokens` and `segments` [rows, length], `positions` and `targets` [rows, predicted], int32.
+def batches(text: np.ndarray, rows: int, length: int, seed: int, permute: bool = False) -> Iterator[list[np.ndarray]]:
+    """Endless batches, int32: tokens and segments [rows, length], positions and targets [rows, predicted].
 
     A row is two neighbouring passages, each closed by a separator. Of the tokens to predict, eight in ten are
     masked, one is a random byte and one is left as it is.
@@ -96,15 +94,10 @@ def batches(
         np.put_along_axis(tokens, positions, replaced.astype(np.int32), axis=1)
 
         segments = (place > middle).astype(np.int32)
-        batch = {
-            "tokens": tokens,
-            "segments": segments,
-            "positions": positions.astype(np.int32),
-            "targets": targets,
-        }
+        batch = [tokens, segments, positions.astype(np.int32), targets]
         if permute:
             rearranged = order.permutation(rows)
-            batch = {name: array[rearranged] for name, array in batch.items()}
+            batch = [array[rearranged] for array in batch]
         yield batch
 
 
@@ -175,14 +168,15 @@ class Bert(nnx.Module):
 # Training
 
 
-def loss_fn(model: Bert, batch: dict[str, jax.Array]) -> jax.Array:
-    logits = model(batch["tokens"], batch["segments"], batch["positions"])
-    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
-
-
 @nnx.jit
-def train_step(model: Bert, optimizer: nnx.Optimizer, batch: dict[str, jax.Array]) -> jax.Array:
-    loss, grads = nnx.value_and_grad(loss_fn)(model, batch)
+def train_step(model: Bert, optimizer: nnx.Optimizer, batch: list[jax.Array]) -> jax.Array:
+    tokens, segments, positions, targets = batch
+
+    def loss_fn(model: Bert) -> jax.Array:
+        logits = model(tokens, segments, positions)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+    loss, grads = nnx.value_and_grad(loss_fn)(model)
     optimizer.update(model, grads)
     return loss
 

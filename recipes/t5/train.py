@@ -7,6 +7,7 @@ The text is the language reference behind Python's `help()`, byte by byte, so no
 """
 
 import argparse
+import dataclasses
 import functools
 import pydoc_data.topics
 import time
@@ -34,6 +35,7 @@ class Config:
     layers: int
     buckets: int = 32  # of relative positions
     max_distance: int = 128
+    dtype: str = "float32"
 
 
 SIZES = {
@@ -56,6 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=10_000, help="steps before the rate falls as 1 / sqrt(step)")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--remat", action="store_true", help="keep no activations inside a block for its gradient")
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=10, help="steps between two printed losses")
     parser.add_argument("--permute-rows", action="store_true", help="shuffle the sequences inside each batch")
@@ -115,8 +118,11 @@ def corrupt(tokens: np.ndarray, rng: np.random.Generator, vocabulary: int) -> tu
 
 def batches(
     tokens: np.ndarray, rows: int, length: int, vocabulary: int, seed: int, *, permute: bool = False
-) -> Iterator[dict[str, np.ndarray]]:
-    """Endless batches from random windows of the text: int32, [rows, length] and twice [rows, target length]."""
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Endless batches from random windows of the text, int32.
+
+    Inputs [rows, length], the decoder's inputs and its targets, one token on, both [rows, target length].
+    """
     rng = np.random.default_rng(seed)
     order = np.random.default_rng(seed + 1)
     window = window_for(length)
@@ -127,7 +133,7 @@ def batches(
             pairs = [pairs[row] for row in order.permutation(rows)]
         inputs, targets = (np.stack(side) for side in zip(*pairs, strict=True))
         shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=PAD)
-        yield {"encoder_tokens": inputs, "decoder_tokens": shifted, "targets": targets}
+        yield inputs, shifted, targets
 
 
 # Model
@@ -162,7 +168,7 @@ class PositionBias(nn.Module):
     @nn.compact
     def __call__(self, length: int) -> jax.Array:
         config = self.config
-        table = self.param("embedding", normal(config.d_model), (config.buckets, config.heads))
+        table = self.param("embedding", normal(config.d_model), (config.buckets, config.heads), config.dtype)
         bias = table[position_buckets(length, length, config, self.causal)].transpose(2, 0, 1)
         if self.causal:
             bias = jnp.where(np.tri(length, dtype=bool), bias, -1e9)
@@ -176,10 +182,10 @@ class Attention(nn.Module):
     def __call__(self, x: jax.Array, memory: jax.Array, bias: jax.Array | float) -> jax.Array:
         """x: [batch, queries, d_model], memory: [batch, keys, d_model]."""
         config = self.config
+        dense = functools.partial(nn.DenseGeneral, use_bias=False, param_dtype=config.dtype)
 
         def heads(name: str, fan_in: int) -> nn.DenseGeneral:
-            shape = (config.heads, config.d_kv)
-            return nn.DenseGeneral(shape, use_bias=False, kernel_init=normal(fan_in), name=name)
+            return dense((config.heads, config.d_kv), kernel_init=normal(fan_in), name=name)
 
         query = heads("query", config.d_model * config.d_kv)(x)  # which spares the scores their 1 / sqrt(d_kv)
         key = heads("key", config.d_model)(memory)
@@ -187,7 +193,7 @@ class Attention(nn.Module):
         weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", query, key) + bias)
         mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
         out = normal(config.heads * config.d_kv)
-        return nn.DenseGeneral(config.d_model, axis=(-2, -1), use_bias=False, kernel_init=out, name="out")(mixed)
+        return dense(config.d_model, axis=(-2, -1), kernel_init=out, name="out")(mixed)
 
 
 class FeedForward(nn.Module):
@@ -196,8 +202,9 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         config = self.config
-        x = nn.Dense(config.d_ff, use_bias=False, kernel_init=normal(config.d_model), name="wi")(x)
-        return nn.Dense(config.d_model, use_bias=False, kernel_init=normal(config.d_ff), name="wo")(nn.relu(x))
+        dense = functools.partial(nn.Dense, use_bias=False, param_dtype=config.dtype)
+        x = dense(config.d_ff, kernel_init=normal(config.d_model), name="wi")(x)
+        return dense(config.d_model, kernel_init=normal(config.d_ff), name="wo")(nn.relu(x))
 
 
 class Block(nn.Module):
@@ -210,12 +217,13 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, bias: jax.Array, memory: jax.Array | None = None) -> jax.Array:
         drop = nn.Dropout(self.dropout, deterministic=self.deterministic)
-        h = nn.RMSNorm(name="attention_norm")(x)
+        norm = functools.partial(nn.RMSNorm, param_dtype=self.config.dtype)
+        h = norm(name="attention_norm")(x)
         x = x + drop(Attention(self.config, name="attention")(h, h, bias))
         if memory is not None:
-            h = nn.RMSNorm(name="cross_norm")(x)
+            h = norm(name="cross_norm")(x)
             x = x + drop(Attention(self.config, name="cross_attention")(h, memory, 0.0))
-        h = nn.RMSNorm(name="mlp_norm")(x)
+        h = norm(name="mlp_norm")(x)
         return x + drop(FeedForward(self.config, name="mlp")(h))
 
 
@@ -235,7 +243,7 @@ class Stack(nn.Module):
         bias = PositionBias(self.config, self.causal, name="position")(x.shape[1])
         for layer in range(self.config.layers):
             x = block(self.config, self.dropout, deterministic, name=f"block_{layer}")(x, bias, memory)
-        return drop(nn.RMSNorm(name="norm")(x))
+        return drop(nn.RMSNorm(param_dtype=self.config.dtype, name="norm")(x))
 
 
 class T5(nn.Module):
@@ -244,14 +252,15 @@ class T5(nn.Module):
     remat: bool = False
 
     @nn.compact
-    def __call__(self, encoder_tokens: jax.Array, decoder_tokens: jax.Array, deterministic: bool = True) -> jax.Array:
+    def __call__(self, inputs: jax.Array, decoder_inputs: jax.Array, deterministic: bool = True) -> jax.Array:
         """Logits [batch, target length, vocabulary]."""
         config = self.config
-        embed = nn.Embed(config.vocabulary, config.d_model, embedding_init=nn.initializers.normal(1.0), name="embed")
+        init = nn.initializers.normal(1.0)
+        embed = nn.Embed(config.vocabulary, config.d_model, param_dtype=config.dtype, embedding_init=init, name="embed")
         encoder = Stack(config, self.dropout, self.remat, causal=False, name="encoder")
         decoder = Stack(config, self.dropout, self.remat, causal=True, name="decoder")
-        memory = encoder(embed(encoder_tokens), deterministic=deterministic)
-        x = decoder(embed(decoder_tokens), memory, deterministic=deterministic)
+        memory = encoder(embed(inputs), deterministic=deterministic)
+        x = decoder(embed(decoder_inputs), memory, deterministic=deterministic)
         return embed.attend(x * config.d_model**-0.5)
 
 
@@ -268,13 +277,13 @@ def make_optimizer(args: argparse.Namespace) -> optax.GradientTransformation:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def train_step(state: TrainState, batch: dict[str, jax.Array], key: jax.Array) -> tuple[TrainState, jax.Array]:
+def train_step(
+    state: TrainState, inputs: jax.Array, decoder_inputs: jax.Array, targets: jax.Array, key: jax.Array
+) -> tuple[TrainState, jax.Array]:
     def loss_fn(params: Any) -> jax.Array:
         rngs = {"dropout": jax.random.fold_in(key, state.step)}
-        logits = state.apply_fn(
-            {"params": params}, batch["encoder_tokens"], batch["decoder_tokens"], deterministic=False, rngs=rngs
-        )
-        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+        logits = state.apply_fn({"params": params}, inputs, decoder_inputs, deterministic=False, rngs=rngs)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
 
     loss, grads = jax.value_and_grad(loss_fn)(state.params)
     return state.apply_gradients(grads=grads), loss
@@ -288,7 +297,8 @@ def save(path: str, losses: list[jax.Array], state: Any) -> None:
 
 def main() -> None:
     args = parse_arguments()
-    config = SIZES[args.size]
+    jax.config.update("jax_enable_x64", args.dtype == "float64")
+    config = dataclasses.replace(SIZES[args.size], dtype=args.dtype)
     text = load_text()
     batch = batches(text, args.batch_size, args.length, config.vocabulary, args.seed, permute=args.permute_rows)
 
@@ -303,7 +313,7 @@ def main() -> None:
     losses = []
     start = time.perf_counter()
     for step in range(1, args.steps + 1):
-        state, loss = train_step(state, next(batch), key)
+        state, loss = train_step(state, *next(batch), key)
         losses.append(loss)
         if step % args.log_every == 0:
             seconds = (time.perf_counter() - start) / step

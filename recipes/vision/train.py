@@ -10,7 +10,7 @@ The images are scikit-learn's handwritten digits, enlarged, so nothing is downlo
 import argparse
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -32,6 +32,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=10, help="steps until the full learning rate")
     parser.add_argument("--weight-decay", type=float, default=1e-4)
     parser.add_argument("--dropout", type=float, default=0.0, help="between the last layers of VGG (0.5 as published)")
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=10, help="steps between two printed losses")
     parser.add_argument("--permute-rows", action="store_true", help="shuffle the images inside each batch")
@@ -64,30 +65,41 @@ class Norm(nn.Module):
     """Batch norm, group norm or nothing."""
 
     kind: str
+    dtype: str
     scale_init: nn.initializers.Initializer = nn.initializers.ones
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         if self.kind == "batch":
-            return nn.BatchNorm(use_running_average=not train, momentum=0.9, scale_init=self.scale_init)(x)
+            norm = nn.BatchNorm(not train, momentum=0.9, param_dtype=self.dtype, scale_init=self.scale_init)
+            return norm(x)
         if self.kind == "group":
-            return nn.GroupNorm(num_groups=min(32, x.shape[-1] // 4), scale_init=self.scale_init)(x)
+            groups = min(32, x.shape[-1] // 4)
+            return nn.GroupNorm(groups, param_dtype=self.dtype, scale_init=self.scale_init)(x)
         return x
+
+
+def conv_with(norm: str, dtype: str) -> Callable[..., nn.Conv]:
+    """A convolution before `norm`, which has a bias of its own."""
+    init = nn.initializers.he_normal()
+    return functools.partial(nn.Conv, use_bias=norm == "none", param_dtype=dtype, kernel_init=init)
 
 
 class Bottleneck(nn.Module):
     width: int
     strides: int
     norm: str
+    dtype: str
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-        conv = functools.partial(nn.Conv, use_bias=self.norm == "none", kernel_init=nn.initializers.he_normal())
-        h = nn.relu(Norm(self.norm)(conv(self.width, (1, 1))(x), train))
-        h = nn.relu(Norm(self.norm)(conv(self.width, (3, 3), self.strides)(h), train))
-        h = Norm(self.norm, nn.initializers.zeros)(conv(4 * self.width, (1, 1))(h), train)
+        conv = conv_with(self.norm, self.dtype)
+        norm = functools.partial(Norm, self.norm, self.dtype)
+        h = nn.relu(norm()(conv(self.width, (1, 1))(x), train))
+        h = nn.relu(norm()(conv(self.width, (3, 3), self.strides)(h), train))
+        h = norm(nn.initializers.zeros)(conv(4 * self.width, (1, 1))(h), train)
         if x.shape != h.shape:
-            x = Norm(self.norm)(conv(4 * self.width, (1, 1), self.strides)(x), train)
+            x = norm()(conv(4 * self.width, (1, 1), self.strides)(x), train)
         return nn.relu(x + h)
 
 
@@ -100,18 +112,19 @@ class ResNet(nn.Module):
     image_size: int
     norm: str = "batch"
     dropout: float = 0.0  # has no place in this model
+    dtype: str = "float32"
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        init = nn.initializers.he_normal()
-        x = nn.Conv(self.width, (7, 7), 2, use_bias=self.norm == "none", kernel_init=init)(x)
-        x = nn.relu(Norm(self.norm)(x, train))
+    def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
+        x = images.astype(self.dtype) / 127.5 - 1.0
+        x = conv_with(self.norm, self.dtype)(self.width, (7, 7), 2)(x)
+        x = nn.relu(Norm(self.norm, self.dtype)(x, train))
         x = nn.max_pool(x, (3, 3), (2, 2), padding="SAME")
         for stage, blocks in enumerate(self.stages):
             for block in range(blocks):
                 strides = 2 if stage > 0 and block == 0 else 1
-                x = Bottleneck(self.width * 2**stage, strides, self.norm)(x, train)
-        return nn.Dense(self.classes)(x.mean((1, 2)))
+                x = Bottleneck(self.width * 2**stage, strides, self.norm, self.dtype)(x, train)
+        return nn.Dense(self.classes, param_dtype=self.dtype)(x.mean((1, 2)))
 
 
 class VGG(nn.Module):
@@ -123,20 +136,22 @@ class VGG(nn.Module):
     image_size: int
     norm: str = "none"
     dropout: float = 0.0
+    dtype: str = "float32"
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
-        init = nn.initializers.he_normal()
+    def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
+        x = images.astype(self.dtype) / 127.5 - 1.0
+        dense = functools.partial(nn.Dense, param_dtype=self.dtype)
         for convolutions, channels in self.stages:
             for _ in range(convolutions):
-                x = nn.Conv(channels, (3, 3), use_bias=self.norm == "none", kernel_init=init)(x)
-                x = nn.relu(Norm(self.norm)(x, train))
+                x = conv_with(self.norm, self.dtype)(channels, (3, 3))(x)
+                x = nn.relu(Norm(self.norm, self.dtype)(x, train))
             x = nn.max_pool(x, (2, 2), (2, 2))
         x = x.reshape(len(x), -1)
         for _ in range(2):
-            x = nn.relu(nn.Dense(self.hidden, kernel_init=init)(x))
+            x = nn.relu(dense(self.hidden, kernel_init=nn.initializers.he_normal())(x))
             x = nn.Dropout(self.dropout, deterministic=not train)(x)
-        return nn.Dense(self.classes)(x)
+        return dense(self.classes)(x)
 
 
 VGG_19 = ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512))
@@ -160,10 +175,9 @@ def train_step(
     state: TrainState, images: jax.Array, labels: jax.Array, key: jax.Array
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     def loss_fn(params: Any) -> tuple[jax.Array, Any]:
-        x = images.astype(jnp.float32) / 127.5 - 1.0
         logits, updated = state.apply_fn(
             {"params": params, "batch_stats": state.batch_stats},
-            x,
+            images,
             train=True,
             mutable=["batch_stats"],
             rngs={"dropout": jax.random.fold_in(key, state.step)},
@@ -189,7 +203,9 @@ def save(path: str, losses: list[jax.Array], state: Any) -> None:
 
 def main() -> None:
     args = parse_arguments()
-    model = MODELS[args.model](dropout=args.dropout, **({"norm": args.norm} if args.norm else {}))
+    jax.config.update("jax_enable_x64", args.dtype == "float64")
+    norm = {"norm": args.norm} if args.norm else {}
+    model = MODELS[args.model](dropout=args.dropout, dtype=args.dtype, **norm)
     batch = batches(args.batch_size, model.image_size, args.seed, args.permute_rows)
 
     schedule = optax.warmup_cosine_decay_schedule(
@@ -199,7 +215,7 @@ def main() -> None:
         optax.add_decayed_weights(args.weight_decay, mask=decayed), optax.sgd(schedule, momentum=0.9, nesterov=True)
     )
     key = jax.random.key(args.seed)
-    sample = jnp.zeros((1, model.image_size, model.image_size, 3))
+    sample = jnp.zeros((1, model.image_size, model.image_size, 3), jnp.uint8)
     variables = jax.jit(model.init)(key, sample)
     state = TrainState.create(
         apply_fn=model.apply, params=variables["params"], batch_stats=variables.get("batch_stats", {}), tx=optimizer
