@@ -143,11 +143,14 @@ def _storage_difference(plan: Plan, program: Program, decision: Decision) -> str
 
 
 def flips_of(decision: Decision, model: CostModel) -> dict[int, Flip]:
-    """By group id, what it would cost to decide the other way; groups that cannot be sharded are left out."""
+    """By group id, what it would cost to decide the other way.
+
+    Left out are groups that cannot be sharded, and the only one that is: without it the axis would shard nothing.
+    """
     program = model.program
     others: dict[int, Decision] = {}
     for group in (program.groups[id_] for id_ in sorted(shardable_groups(program))):
-        if decision.model > 1 and group.divisor % decision.model == 0:
+        if decision.model > 1 and group.divisor % decision.model == 0 and decision.sharded != {group.id}:
             others[group.id] = replace(decision, sharded=decision.sharded ^ {group.id})
     own = model.estimate(decision)
     return {
@@ -175,6 +178,8 @@ def _reason(group: Group, decision: Decision, flip: Flip | None) -> str:
     if decision.model == 1:
         return "the model axis has one device"
     sizes = ", ".join(map(str, group.sizes))
+    if flip is None and group.id in decision.sharded:
+        return "the only group on the axis model"
     if flip is None and group.divisor % decision.model == 0:
         return "no argument has a dim in it"
     if flip is None:

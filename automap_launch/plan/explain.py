@@ -77,7 +77,7 @@ def groups(plan: Plan, model: CostModel) -> Table:
             ", ".join(map(str, group.sizes[:2])) + (", …" if len(group.sizes) > 2 else ""),
             choice.axis or "-",
             _what(group, choice),
-            "" if group.kind == "batch" else _if_flipped(flips.get(group.id), plan.mesh.get("model", 1)),
+            "" if group.kind == "batch" else _if_flipped(flips.get(group.id), choice, plan.mesh.get("model", 1)),
             style=None if choice.axis else "dim",
         )
     return table
@@ -145,10 +145,12 @@ def _what(group: Group, choice: GroupChoice) -> str:
     return ", ".join(names) + (f" and {left} more" if left else "")
 
 
-def _if_flipped(flip: Flip | None, model: int) -> str:
+def _if_flipped(flip: Flip | None, choice: GroupChoice, model: int) -> str:
     if model == 1:
         return "-"
-    return f"{_times(flip.time)} time, {_times(flip.memory)} memory" if flip else f"does not divide by {model}"
+    if flip:
+        return f"{_times(flip.time)} time, {_times(flip.memory)} memory"
+    return "the only one sharded" if choice.axis else f"does not divide by {model}"
 
 
 def _shortened(path: str) -> str:

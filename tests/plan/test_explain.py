@@ -43,15 +43,21 @@ def test_what_does_not_fit_or_exist_is_said():
 
 
 def test_groups_with_sizes_parameters_axis_and_the_cost_of_deciding_otherwise():
-    decision = Decision(4, 2, frozenset({2}))
+    decision = Decision(4, 2, frozenset({1, 2}))
     text, model = shown(decision)
     rows = [line for line in text.splitlines() if re.match(r" *\d", line)]
     assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
     assert "the batch" in rows[0]
     assert rows[2].split()[:5] == ["2", "256", "model", "params/w1,", "params/w2"]
-    own, other = (model.estimate(d) for d in (decision, Decision(4, 2)))
+    own, other = (model.estimate(d) for d in (decision, Decision(4, 2, frozenset({1}))))
     time, memory = other.step_seconds / own.step_seconds, other.memory.total / own.memory.total
     assert f"{time:.2f}x time, {memory:.2f}x memory" in rows[2]
+
+
+def test_without_its_only_group_the_axis_would_shard_nothing():
+    text, _ = shown(Decision(4, 2, frozenset({2})))
+    row = next(line for line in text.splitlines() if "params/w1, params/w2" in line)
+    assert row.rstrip().endswith("the only one sharded")
 
 
 def test_groups_of_activations_alone_that_stay_whole_are_only_counted():
