@@ -18,9 +18,10 @@ from automap_launch.runtime.executable import Executable
 from automap_launch.runtime.mesh import make_mesh
 from automap_launch.runtime.pipeline import PipelineExecutable
 from automap_launch.runtime.placement import Materialize
+from automap_launch.runtime.stacks import StackedPipeline, chunked
 from automap_launch.split.accumulate import accumulate
 from automap_launch.split.pipeline import cut
-from automap_launch.split.step import read
+from automap_launch.split.step import by_stage, read
 from automap_launch.train_step import TrainStep
 
 Leaves = Sequence[Any]
@@ -65,7 +66,7 @@ def build_executable(
     devices: Sequence[Any] | None = None,
     traced: Callable[..., Leaves] | None = None,
     materialize: Materialize | None = None,
-) -> Executable | PipelineExecutable:
+) -> Executable | PipelineExecutable | StackedPipeline:
     """Makes a step runnable.
 
     A batch that cannot be cut as the plan says (the last of an epoch) is cut into fewer micro-batches, or not over
@@ -111,8 +112,9 @@ def build_executable(
         accumulated = AccumulatedStep(parts, step.arguments, step.results, micro_batches, mesh)
         return Executable(accumulated, step.arguments, step.results, layout, mesh, materialize=materialize)
     schedule = "1f1b" if execution.schedule == "none" else execution.schedule
-    halves = schedule == "zero_bubble"
-    return PipelineExecutable(
+    whole = by_stage(whole, step.results, execution.stages, local_statistics=execution.local_statistics)
+    inner = chunked(step.arguments, step.results, layout, whole.chunks)
+    pipeline = PipelineExecutable(
         cut(
             whole.line,
             whole.origin,
@@ -120,16 +122,19 @@ def build_executable(
             state=whole.state,
             stages=execution.stages,
             pieces=pieces,
-            split_backward=halves,
+            split_backward=schedule == "zero_bubble",
         ),
-        step.arguments,
-        step.results,
-        layout,
+        inner.arguments,
+        inner.results,
+        inner.layout,
         schedule=schedule,
         micro_batches=micro_batches,
         devices=_of_stages(execution, chosen),
         materialize=materialize,
     )
+    if set(whole.chunks) == {1}:
+        return pipeline
+    return StackedPipeline(pipeline, step.arguments, step.results, whole.chunks, materialize)
 
 
 def divide(largest: int, micro_batches: int, data: int) -> tuple[int, int]:

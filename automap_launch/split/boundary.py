@@ -23,7 +23,7 @@ def is_low_precision(dtype: str) -> bool:
 
 
 def hand_over_early(graph: Graph, analysis: BatchAnalysis, once: Collection[int] = ()) -> BatchAnalysis:
-    """Moves linear operations on partial sums from the micro-batches to the update where that needs no more memory.
+    """Moves linear operations on partial sums from the micro-batches to the update where that needs less memory.
 
     An optimizer reads `(1 - b1) * g` and `g * g`: both products belong behind the sum over micro-batches, or two sums
     would be held for every gradient, and the first product be made for each micro-batch.
@@ -50,7 +50,7 @@ def hand_over_early(graph: Graph, analysis: BatchAnalysis, once: Collection[int]
             continue
         more = sum(accumulator_bytes(graph.values[v]) for v in parts - sums)
         less = sum(accumulator_bytes(graph.values[v]) for v in node.results if v in sums)
-        if more <= less or k in forced:
+        if more < less or k in forced:
             micro.remove(k)
             update.add(k)
             sums.difference_update(node.results)

@@ -209,10 +209,8 @@ class _Walk:
         counted = self.builder.iota(kind, dim)
         if dim != share.dim or share.first:
             return counted
-        scalar = Value((), kind.dtype)
-        start = self.builder.multiply(
-            self.builder.convert(self.index(), scalar), self.builder.number(scalar, kind.shape[dim])
-        )
+        rows = self.builder.number(Value((), "int32"), kind.shape[dim])
+        start = self.builder.convert(self.builder.multiply(self.index(), rows), Value((), kind.dtype))
         return self.builder.add(counted, self.builder.broadcast(start, kind))
 
     def part_of_the_whole(self, value: int, share: Share) -> Any:

@@ -158,6 +158,12 @@ class Builder:
     def add(self, left: Any, right: Any) -> Any:
         return stablehlo.AddOp(left, right).result
 
+    def maximum(self, left: Any, right: Any) -> Any:
+        return stablehlo.MaxOp(left, right).result
+
+    def minimum(self, left: Any, right: Any) -> Any:
+        return stablehlo.MinOp(left, right).result
+
     def multiply(self, left: Any, right: Any) -> Any:
         return stablehlo.MulOp(left, right).result
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from automap_launch.errors import PlanError
 from automap_launch.program.batch_analysis import BatchAnalysis
 from automap_launch.program.graph import Graph
 from automap_launch.split.boundary import hand_over_early
@@ -83,15 +84,26 @@ def cut(
       split_backward: put what no other stage waits for into parts of their own (`weight`).
 
     Raises:
-      PlanError: it has fewer forward operations than stages.
+      PlanError: it has fewer forward operations than stages, or takes statistics of each micro-batch by itself.
     """
+    if analysis.local_values:
+        raise PlanError(
+            "a step whose micro-batches take their own statistics (search.allow_local_batch_stats) runs in one stage",
+            hint="pin search.pin.stages=1",
+        )
+    analysis, assignment = assigned(line, analysis, state, stages)
+    emitter = Emitter(line, origin, analysis, pieces)
+    return _Cutter(emitter, state, assignment, split_backward).cut()
+
+
+def assigned(line: Line, analysis: BatchAnalysis, state: State, stages: int) -> tuple[BatchAnalysis, Assignment]:
+    """Stages of all operations, and the analysis with its sums handed over where the stages allow it."""
     analysis = hand_over_early(line.graph, analysis)
     assignment = assign(line.graph, analysis, state, stages)
     if assignment.joined:
         analysis = hand_over_early(line.graph, analysis, assignment.joined)
         assignment = assign(line.graph, analysis, state, stages)
-    emitter = Emitter(line, origin, analysis, pieces)
-    return _Cutter(emitter, state, assignment, split_backward).cut()
+    return analysis, assignment
 
 
 class _Cutter:

@@ -11,7 +11,7 @@ from typing import Literal
 from automap_launch.errors import PlanError
 from automap_launch.program.batch_analysis import BatchAnalysis
 from automap_launch.program.flops import flops_of
-from automap_launch.program.graph import Graph
+from automap_launch.program.graph import Graph, Node
 from automap_launch.program.union_find import UnionFind
 
 Phase = Literal["forward", "backward", "weight", "update"]
@@ -94,6 +94,7 @@ class _Assigner:
         self.micro_set = set(self.micro)
         self.depends = self._depends_on_state()
         self.component = self._components()
+        self.layers: dict[int, tuple[int, int]] | None = None
 
     def run(self, first_of_stage: Sequence[int] | None) -> Assignment:
         forward, metric = self._parts()
@@ -242,10 +243,30 @@ class _Assigner:
             after = cuts[-1] + 1 if cuts else 1
             before = len(order) - (self.stages - stage) + 1
             near = [p for p in range(after, before) if abs(done[p - 1] - target) <= slack]
+            near = self._between_layers(order, stage, after, before) or near
             if not near:
                 near = [min(range(after, before), key=lambda p: abs(done[p - 1] - target))]
             cuts.append(min(near, key=lambda p: (crossing[p], round(abs(done[p - 1] - target) / done[-1] * 50), -p)))
         return cuts
+
+    def _between_layers(self, order: list[int], stage: int, after: int, before: int) -> list[int]:
+        """Places that give each stage equally many of the layers that are stacked in one array; none where there are
+        no such layers, or other than a multiple of the stages."""
+        if self.layers is None:
+            self.layers = layers_read(self.graph, self.state.arguments, [v.kind == "none" for v in self.states])
+        lengths = {length for _, length in self.layers.values()}
+        if len(lengths) != 1 or min(lengths) % self.stages:
+            return []
+        bound = min(lengths) // self.stages * stage
+        read = [
+            (p, self.layers[v][0])
+            for p, k in enumerate(order)
+            for v in self.graph.nodes[k].operands
+            if v in self.layers
+        ]
+        first = max((p + 1 for p, layer in read if layer < bound), default=after)
+        last = min((p for p, layer in read if layer >= bound), default=before - 1)
+        return list(range(max(first, after), min(last, before - 1) + 1))
 
     def _crossing(self, order: list[int], place: dict[int, int]) -> list[int]:
         """For each place in the order, bytes that a cut before it would send on."""
@@ -365,6 +386,31 @@ class _Assigner:
             before = [m for v in node.operands if (m := self.made_by.get(v)) in inside]
             rounds[k] = max((rounds[m] + (self.place[m][1] != stage) for m in before), default=0)
         return rounds
+
+
+def layers_read(graph: Graph, stacks: Sequence[int], independent: Sequence[bool]) -> dict[int, tuple[int, int]]:
+    """For values that are made of one layer of stacked state alone: which layer, of how many."""
+    found: dict[int, tuple[int, int]] = {}
+    arguments = set(stacks)
+    for node in graph.nodes:
+        if not node.results or not independent[node.results[0]]:
+            continue
+        if node.name == "slice" and node.operands[0] in arguments:
+            layer = one_layer(graph, node)
+            if layer is not None:
+                found[node.results[0]] = (layer, graph.shape(node.operands[0])[0])
+        elif (layers := {found[v] for v in node.operands if v in found}) and len(layers) == 1:
+            found.update(dict.fromkeys(node.results, layers.pop()))
+    return found
+
+
+def one_layer(graph: Graph, node: Node) -> int | None:
+    """Which one element of the leading dim a slice takes, whole otherwise; None for any other slice."""
+    shape = graph.shape(node.operands[0])
+    starts, limits = node.attributes["start_indices"], node.attributes["limit_indices"]
+    one = bool(shape) and shape[0] > 1 and limits[0] - starts[0] == 1
+    whole = all(a == 0 and b == size for a, b, size in zip(starts[1:], limits[1:], shape[1:], strict=True))
+    return starts[0] if one and whole else None
 
 
 def _bits(mask: int) -> list[int]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from automap_launch.errors import PlanError
 from automap_launch.program import batch_analysis
 from automap_launch.program.batch_analysis import BatchAnalysis
+from automap_launch.program.graph import Graph
 from automap_launch.program.micro_batches import analyse_batch
 from automap_launch.program.mlir import read_module
+from automap_launch.split.destack import chunk_counts, destack
 from automap_launch.split.mlir import Origin
+from automap_launch.split.pipeline import assigned
 from automap_launch.split.stages import State
 from automap_launch.split.unroll import Line, unroll
 from automap_launch.train_step import Argument, Result, SourceLine
@@ -23,12 +27,15 @@ class SplitStep:
     Attributes:
       line: straight-line. origin: its module.
       analysis: how its values depend on the batch. state: its state among arguments and results of `line.graph`.
+      chunks: for each argument of the captured step, how many arguments of `line.graph` stand for it, one after the
+        other: one, or one a stage for state that is stacked over layers.
     """
 
     line: Line
     origin: Origin
     analysis: BatchAnalysis
     state: State
+    chunks: tuple[int, ...]
 
 
 def read(
@@ -52,12 +59,54 @@ def read(
     """
     line = unroll(read_module(artifact), sources)
     graph = line.graph
-    trained = [
-        i
-        for i, argument in enumerate(arguments)
-        if argument.role == "state" and graph.values[graph.arguments[i]].is_float
+    replaced = [(r.replaces, k) for k, r in enumerate(results) if r.replaces is not None]
+    state = State(
+        arguments=tuple(graph.arguments[i] for i, _ in replaced), results=tuple(graph.results[k] for _, k in replaced)
+    )
+    trained = [i for i, a in enumerate(arguments) if a.role == "state"]
+    analysis = _analysed(graph, batch, trained, local_statistics)
+    return SplitStep(line, Origin(artifact), analysis, state, (1,) * len(arguments))
+
+
+def by_stage(step: SplitStep, results: tuple[Result, ...], stages: int, *, local_statistics: bool = False) -> SplitStep:
+    """The step with state that is stacked over layers cut into each stage's layers, where it can be.
+
+    Args:
+      step: as read. results: of the step as captured. stages, local_statistics: as it will be cut.
+    """
+    graph = step.line.graph
+    analysis, assignment = assigned(step.line, step.analysis, step.state, stages)
+    counts = chunk_counts(graph, analysis, step.state, assignment)
+    if not counts:
+        return step
+    replaced = {r.replaces: k for k, r in enumerate(results) if r.replaces is not None}
+    results_of = {v: replaced[i] for i, v in enumerate(graph.arguments) if i in replaced}
+    found = destack(step.line, step.state, counts, results_of)
+    places = _places(found.chunks)
+    ends = _places(tuple(found.chunks[r.replaces] if r.replaces is not None else 1 for r in results))
+    new = found.line.graph
+    state = State(
+        arguments=tuple(new.arguments[p] for i in replaced for p in places[i]),
+        results=tuple(new.results[p] for k in replaced.values() for p in ends[k]),
+    )
+    batch = {places[i][0]: cut for i, cut in step.analysis.arguments.items()}
+    trained = [new.arguments.index(v) for v in state.arguments]
+    return SplitStep(found.line, step.origin, _analysed(new, batch, trained, local_statistics), state, found.chunks)
+
+
+def _places(chunks: tuple[int, ...]) -> list[range]:
+    """For each argument as it was, the positions of its chunks."""
+    ends = list(accumulate(chunks))
+    return [range(end - count, end) for end, count in zip(ends, chunks, strict=True)]
+
+
+def _analysed(
+    graph: Graph, batch: Mapping[int, batch_analysis.State], state: Sequence[int], local_statistics: bool
+) -> BatchAnalysis:
+    arrays = [
+        i for i in state if graph.values[graph.arguments[i]].is_float and graph.values[graph.arguments[i]].size > 1
     ]
-    analysis = analyse_batch(graph, batch, trained, local_statistics)
+    analysis = analyse_batch(graph, batch, arrays, local_statistics)
     if analysis.refusals:
         first = analysis.refusals[0]
         hint = None
@@ -69,18 +118,4 @@ def read(
             file=first.source.file if first.source else None,
             line=first.source.line if first.source else None,
         )
-    replaced = [(r.replaces, k) for k, r in enumerate(results) if r.replaces is not None]
-    state = State(
-        arguments=tuple(graph.arguments[i] for i, _ in replaced), results=tuple(graph.results[k] for _, k in replaced)
-    )
-    return SplitStep(line, Origin(artifact), analysis, state)
-
-
-def check_pieces(analysis: BatchAnalysis, pieces: int) -> None:
-    """Raises PlanError when the batch cannot be cut into so many equal parts."""
-    if analysis.max_micro_batches % pieces:
-        raise PlanError(
-            f"the batch cannot be cut into {pieces} equal parts (micro-batches x replicas): "
-            f"their number must divide {analysis.max_micro_batches}",
-            hint="choose another number of micro-batches, or another batch size",
-        )
+    return analysis

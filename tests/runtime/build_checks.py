@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,10 +13,11 @@ from automap_launch.errors import PlanError
 from automap_launch.runtime.build import Execution, build_executable, divide
 from automap_launch.runtime.executable import Executable
 from automap_launch.runtime.pipeline import PipelineExecutable
+from automap_launch.runtime.stacks import StackedPipeline
 from automap_launch.train_step import StepIdentity, TrainStep
 from tests.runtime import captured_by_hand, device_checks
 from tests.runtime.accumulation_checks import compare, sharded, train
-from tests.split.models import Model, mlp
+from tests.split.models import Model, clipped, lm, mlp
 
 
 def step_of(captured: Any) -> TrainStep:
@@ -29,10 +31,10 @@ def step_of(captured: Any) -> TrainStep:
     )
 
 
-def build(model: Model, axes: dict[str, int], execution: Execution) -> tuple[Any, Any]:
+def build(model: Model, axes: dict[str, int], execution: Execution, devices: int = 8) -> tuple[Any, Any]:
     captured = model.capture()
     layout = captured_by_hand.layout(captured, axes, sharded)
-    return captured, build_executable(step_of(captured), layout, execution)
+    return captured, build_executable(step_of(captured), layout, execution, devices=jax.devices()[:devices])
 
 
 def check_every_way_to_run_equals_the_plain_step() -> None:
@@ -68,20 +70,64 @@ def check_a_batch_that_does_not_divide_is_cut_otherwise() -> None:
         assert report.equal, f"{execution}: {report}"
 
 
-def check_what_cannot_be_cut_is_refused() -> None:
-    """Normalised over the batch; and a step that calls back into Python."""
+def check_layers_stacked_in_one_array_lie_on_their_stages() -> None:
+    """A scan over layers: no stage has the parameters or optimizer state of another, no gradient goes between them."""
+    model = lm(layers=4, scan=True, optimizer=clipped())
+    captured, executable = build(model, {"data": 2, "model": 1}, Execution(4, 4, "1f1b"))
+    assert isinstance(executable, StackedPipeline)
+    report = compare(model, train(model, captured, executable))
+    assert report.equal, str(report)
+    placed = executable.place(executable(captured.leaves)[:-2] + captured.leaves[-2:])
+    layers = [(a, x) for a, x in zip(captured.arguments, placed, strict=True) if "layers" in a.path]
+    assert len(layers) == 15
+    for argument, array in layers:
+        assert array.shape == argument.shape
+        assert array.sharding.spec[0] == "stage"
+        for shard in array.addressable_shards:
+            assert shard.index[0] == slice(shard.device.id // 2, shard.device.id // 2 + 1)
+    sent = {v for values in executable.inner.pipeline.cargo.values() for v in values}
+    embedding = 24 * 16
+    assert all(executable.inner.pipeline.graph.values[v].size in (1, embedding, 16 * 8 * 16) for v in sent)
+
+
+def normalised() -> Model:
+    """Outputs are normalised over the batch; the mean output is a metric."""
 
     def step(w: Any, x: Any) -> tuple[Any, Any]:
         def loss(w: Any) -> Any:
-            y = jax.numpy.tanh(x @ w)
-            return (((y - y.mean(0)) / (y.std(0) + 1)) ** 3).sum()
+            y = jnp.tanh(x @ w)
+            return (((y - y.mean(0)) / (y.std(0) + 1)) ** 3).sum() / len(x), y.mean(0)
 
-        value, gradient = jax.value_and_grad(loss)(w)
-        return w - gradient, value
+        (value, mean), gradient = jax.value_and_grad(loss, has_aux=True)(w)
+        return w - gradient, (value, mean)
 
-    model = Model(lambda: jax.numpy.ones((4, 4)), step, lambda seed: np.ones((16, 4), "f"))
-    with pytest.raises(PlanError, match="over the batch"):
-        build(model, {"data": 2, "model": 1}, Execution(micro_batches=4))
+    def batch(seed: int) -> np.ndarray:
+        return np.random.default_rng(seed).normal(size=(16, 4)).astype("f")
+
+    return Model(lambda: jnp.eye(4) / 2, step, batch)
+
+
+def check_statistics_of_each_micro_batch_where_allowed() -> None:
+    """The same as the mean over micro-batches of the plain step, each with its own statistics."""
+    model = normalised()
+    execution = Execution(micro_batches=4, local_statistics=True)
+    _, executable = build(model, {"data": 2, "model": 1}, execution, devices=2)
+    w, x = model.init(), model.batch(0)
+    new, value, mean = executable(jax.tree.leaves((w, x)))
+    parts = [model.step(w, x[2 * i : 2 * i + 2]) for i in range(8)]
+    np.testing.assert_allclose(new, w + sum(p[0] - w for p in parts) / 8, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(value, sum(p[1][0] for p in parts) / 8, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(mean, model.step(w, x)[1][1], rtol=1e-5, atol=1e-7)
+    assert abs(float(value - model.step(w, x)[1][0])) > 1e-3
+    with pytest.raises(PlanError, match="runs in one stage"):
+        build(model, {"data": 2, "model": 1}, Execution(stages=2, micro_batches=4, local_statistics=True), devices=4)
+
+
+def check_what_cannot_be_cut_is_refused() -> None:
+    """Normalised over the batch; and a step that calls back into Python."""
+    with pytest.raises(PlanError, match="over the batch") as refused:
+        build(normalised(), {"data": 2, "model": 1}, Execution(micro_batches=4))
+    assert "allow_local_batch_stats" in str(refused.value.hint)
     captured, _ = build(mlp(layers=2), {"data": 8, "model": 1}, Execution())
     layout = captured_by_hand.layout(captured, {"data": 2, "model": 1}, sharded)
     with pytest.raises(PlanError, match="calls back into Python"):
