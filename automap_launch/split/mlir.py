@@ -54,9 +54,10 @@ class Origin:
         return self._types[kind]
 
     def splat(self, position: int) -> Any | None:
-        """The one element that a constant repeats; None for a table and for an operation that is no constant."""
+        """The one element that a constant repeats; None for a table, for complex numbers, which the bindings cannot
+        read, and for an operation that is no constant."""
         operation = self.operations[position]
-        if operation.name != "stablehlo.constant":
+        if operation.name != "stablehlo.constant" or isinstance(operation.results[0].type.element_type, ir.ComplexType):
             return None
         value = ir.DenseElementsAttr(operation.attributes["value"])
         return value.get_splat_value() if value.is_splat else None

@@ -8,7 +8,7 @@ stacks up, layer by layer, and takes apart again in the backward pass is handed 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from automap_launch.errors import PlanError
 from automap_launch.program.graph import Graph, Node, where
@@ -30,10 +30,22 @@ class Line:
         whose operands are its initial values and then what its regions read from outside (`free_values`).
       positions: for each node, the position of its operation in the module; None for a node that stands for none
         (`constant`, `slice`, `compare` and `select` made here, described by their attributes alone).
+      rounds: for each node, the outermost unrolled loop that it comes from, by `Node.loop`'s numbers, and the round of
+        it; None outside of loops.
     """
 
     graph: Graph
     positions: list[int | None] = field(default_factory=list)
+    rounds: list[tuple[int, int] | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where operations stand: the user's line, positions of the calls and loops around them, and their round."""
+
+    source: SourceLine | None = None
+    path: tuple[int, ...] = ()
+    round: tuple[int, int] | None = None
 
 
 def unroll(module: Module, sources: Sequence[SourceLine | None] = ()) -> Line:
@@ -51,7 +63,7 @@ def unroll(module: Module, sources: Sequence[SourceLine | None] = ()) -> Line:
     main = module.functions["main"]
     line.graph.arguments = [line.graph.add_value(kind) for kind in main.types]
     unroller = _Unroller(module.functions, sources, line)
-    line.graph.results = unroller.run(main, dict(zip(main.arguments, line.graph.arguments, strict=True)), None)
+    line.graph.results = unroller.run(main, dict(zip(main.arguments, line.graph.arguments, strict=True)), _Place())
     return prune(line)
 
 
@@ -86,58 +98,54 @@ class _Unroller:
         self.graph = line.graph
         self.known: dict[int, int] = {}  # integer scalars
         self.maker: dict[int, Node] = {}
+        self.loops = 0
 
-    def run(self, region: Region, env: dict[int, int], source: SourceLine | None) -> list[int]:
+    def run(self, region: Region, env: dict[int, int], place: _Place) -> list[int]:
         """Inlines a region; returns the values that it returns."""
         for op in region.ops:
-            here = self.sources[op.position] if op.position < len(self.sources) else None
-            results = self.op(op, [env[v] for v in op.operands], env, here or source)
+            known = self.sources[op.position] if op.position < len(self.sources) else None
+            here = replace(place, source=known) if known else place
+            results = self.op(op, [env[v] for v in op.operands], env, here)
             env.update(zip(op.results, results, strict=True))
         return [env[v] for v in region.returns]
 
-    def op(self, op: RawOp, operands: list[int], env: dict[int, int], source: SourceLine | None) -> list[int]:
+    def op(self, op: RawOp, operands: list[int], env: dict[int, int], place: _Place) -> list[int]:
         if op.name in ("call", "composite"):
             callee = self.functions[op.attributes["callee" if op.name == "call" else "decomposition"]]
-            return self.run(callee, dict(zip(callee.arguments, operands, strict=True)), source)
+            inner = replace(place, path=(*place.path, op.position))
+            return self.run(callee, dict(zip(callee.arguments, operands, strict=True)), inner)
         if op.name == "while":
-            return self.loop(op, operands, env, source)
+            return self.loop(op, operands, env, place)
         if op.name in ("case", "if"):
-            return self.case(op, operands[0], env, source)
+            return self.case(op, operands[0], env, place)
         if op.name == "optimization_barrier":
             # One node a value: what a barrier ties together may go to different parts.
-            return [self.add(op, [v], [t], source)[0] for v, t in zip(operands, op.types, strict=True)]
+            return [self.add(op, [v], [t], place)[0] for v, t in zip(operands, op.types, strict=True)]
         folded = self.fold(op, operands)
         if folded is not None:
-            return [self.constant(op.types[0], folded, source)]
+            return [self.constant(op.types[0], folded, place)]
         if op.name == "dynamic_slice" and all(v in self.known for v in operands[1:]):
-            return [self.slice(op, operands, source)]
+            return [self.slice(op, operands, place)]
         captured = [env[v] for v in free_values(op)]
-        return self.add(op, [*operands, *captured], list(op.types), source)
+        return self.add(op, [*operands, *captured], list(op.types), place)
 
-    def add(
-        self, op: RawOp, operands: list[int], types: list[Value], source: SourceLine | None, position: int | None = None
-    ) -> list[int]:
-        if op.regions and op.name != "while" and free_values(op):
-            raise PlanError(
-                f"the function that {op.name} applies{where(source)} reads values from outside it: "
-                "the step can run in one stage and one micro-batch only"
-            )
+    def add(self, op: RawOp, operands: list[int], types: list[Value], place: _Place) -> list[int]:
         node = Node(op.name, operands, [self.graph.add_value(t) for t in types], op.attributes, reducer=op.reducer,
-                    source=source)  # fmt: skip
-        self.append(node, op.position if position is None else position)
+                    source=place.source, site=(*place.path, op.position))  # fmt: skip
+        self.append(node, op.position, place)
         if op.name == "constant" and isinstance(op.attributes.get("value"), int) and _is_integer(types[0]):
             self.known[node.results[0]] = _wrap(op.attributes["value"], types[0].dtype)
         if op.name == "optimization_barrier" and operands[0] in self.known:
             self.known[node.results[0]] = self.known[operands[0]]
         return node.results
 
-    def make(self, name: str, operands: list[int], kind: Value, source: SourceLine | None, **attributes: object) -> int:
+    def make(self, name: str, operands: list[int], kind: Value, place: _Place, **attributes: object) -> int:
         """Adds a node that is described by its attributes alone."""
-        node = Node(name, operands, [self.graph.add_value(kind)], attributes, source=source)
-        self.append(node, None)
+        node = Node(name, operands, [self.graph.add_value(kind)], attributes, source=place.source)
+        self.append(node, None, place)
         return node.results[0]
 
-    def append(self, node: Node, position: int | None) -> None:
+    def append(self, node: Node, position: int | None, place: _Place) -> None:
         if len(self.graph.nodes) >= MAX_NODES:
             raise PlanError(
                 f"the step has more than {MAX_NODES:,} operations once its loops are unrolled{where(node.source)}: "
@@ -145,11 +153,12 @@ class _Unroller:
             )
         self.graph.nodes.append(node)
         self.line.positions.append(position)
+        self.line.rounds.append(place.round)
         for value in node.results:
             self.maker[value] = node
 
-    def constant(self, kind: Value, value: int, source: SourceLine | None) -> int:
-        result = self.make("constant", [], kind, source, value=value)
+    def constant(self, kind: Value, value: int, place: _Place) -> int:
+        result = self.make("constant", [], kind, place, value=value)
         self.known[result] = value
         return result
 
@@ -167,7 +176,7 @@ class _Unroller:
             return None
         return None if rule is None else _wrap(int(rule(*numbers)), op.types[0].dtype)
 
-    def slice(self, op: RawOp, operands: list[int], source: SourceLine | None) -> int:
+    def slice(self, op: RawOp, operands: list[int], place: _Place) -> int:
         """A dynamic slice at a place that is known; what was written at that very place before, where that is."""
         sizes = op.attributes["slice_sizes"]
         origin = operands[0]
@@ -190,7 +199,7 @@ class _Unroller:
             origin = below
         limits = tuple(a + n for a, n in zip(starts, sizes, strict=True))
         return self.make(
-            "slice", [origin], op.types[0], source,
+            "slice", [origin], op.types[0], place,
             start_indices=starts, limit_indices=limits, strides=(1,) * len(starts),
         )  # fmt: skip
 
@@ -200,37 +209,41 @@ class _Unroller:
             max(0, min(self.known[v], size - width)) for v, size, width in zip(indices, shape, sizes, strict=True)
         )
 
-    def loop(self, op: RawOp, operands: list[int], env: dict[int, int], source: SourceLine | None) -> list[int]:
+    def loop(self, op: RawOp, operands: list[int], env: dict[int, int], place: _Place) -> list[int]:
         condition, body = op.regions
         mark = len(self.graph.nodes)
+        number = self.loops
+        if place.round is None:
+            self.loops += 1
         carried = list(operands)
-        for _ in range(MAX_TRIPS + 1):
-            test = self.run(condition, {**env, **dict(zip(condition.arguments, carried, strict=True))}, source)[0]
+        for trip in range(MAX_TRIPS + 1):
+            inner = _Place(place.source, (*place.path, op.position), place.round or (number, trip))
+            test = self.run(condition, {**env, **dict(zip(condition.arguments, carried, strict=True))}, inner)[0]
             if test not in self.known:
                 break
             if not self.known[test]:
                 return carried
-            carried = self.run(body, {**env, **dict(zip(body.arguments, carried, strict=True))}, source)
-        del self.graph.nodes[mark:], self.line.positions[mark:]
+            carried = self.run(body, {**env, **dict(zip(body.arguments, carried, strict=True))}, inner)
+        del self.graph.nodes[mark:], self.line.positions[mark:], self.line.rounds[mark:]
         free = [env[v] for v in free_values(op)]
-        return self.add(op, [*operands, *free], list(op.types), source)
+        return self.add(op, [*operands, *free], list(op.types), place)
 
-    def case(self, op: RawOp, index: int, env: dict[int, int], source: SourceLine | None) -> list[int]:
+    def case(self, op: RawOp, index: int, env: dict[int, int], place: _Place) -> list[int]:
         """Every branch is computed, and one chosen: the branches may lie in different parts of the step."""
         choice = self.known.get(index)
         # Of an `if` the second region is the one for false, 0.
         regions = op.regions[::-1] if op.name == "if" else op.regions
         if choice is not None:
             chosen = choice if 0 <= choice < len(regions) else len(regions) - 1
-            return self.run(regions[chosen], dict(env), source)
-        branches = [self.run(region, dict(env), source) for region in regions]
+            return self.run(regions[chosen], dict(env), place)
+        branches = [self.run(region, dict(env), place) for region in regions]
         kind = self.graph.values[index]
         results = branches[-1]
         for k in range(len(branches) - 2, -1, -1):
-            number = self.constant(kind, k, source)
-            here = self.make("compare", [index, number], Value((), "bool"), source, comparison_direction="EQ")
+            number = self.constant(kind, k, place)
+            here = self.make("compare", [index, number], Value((), "bool"), place, comparison_direction="EQ")
             results = [
-                self.make("select", [here, a, b], self.graph.values[a], source)
+                self.make("select", [here, a, b], self.graph.values[a], place)
                 for a, b in zip(branches[k], results, strict=True)
             ]
         return results
@@ -299,4 +312,5 @@ def prune(line: Line) -> Line:
             notes=graph.notes,
         ),
         [line.positions[k] for k in kept],
+        [line.rounds[k] for k in kept],
     )
