@@ -6,8 +6,8 @@ Every tensor is sharded as its groups say. From that follows, for each axis:
 - a dim that the operation needs whole is gathered first;
 - where one operand is sharded and its partner cannot be, because the axis already shards another of its dims, the
   operand is gathered;
-- where the gradient of an embedding is stored sharded along its columns (ZeRO), its rows are exchanged where that
-  sends less than their sum.
+- where the gradient of an embedding is sharded by rows over the model axis and stored by columns over the data axis
+  (ZeRO), the rows that devices have for it are exchanged, not summed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from automap_launch.cluster.collectives import Kind, share_sent
+from automap_launch.cluster.collectives import Kind
 from automap_launch.plan.layout import Spec
 from automap_launch.plan.platforms import PlatformRules
 from automap_launch.plan.rows import PRODUCTS, Row, Tensor
@@ -156,30 +156,30 @@ def _reductions(state: _Sharded, pending: list[str], scattered: bool) -> list[Co
             axis = BOTH if len(axes) == 2 else axes[0]
             kept_whole = axis not in spec
             size = state.wire_bytes(tensor, spec, without=axis)
-            if scattered and row.gradient and axis == DATA and _stored_by_window(state):
+            if scattered and row.gradient and axis == DATA and _exchanges_rows(state):
                 rows = state.wire_bytes(row.operands[-1], state.operands[-1])
-                if (
-                    share_sent("all_to_all", state.mesh[axis]) * rows
-                    < share_sent("all_reduce", state.mesh[axis]) * size
-                ):
-                    found.append(Collective("all_to_all", axis, rows))
-                    continue
+                found.append(Collective("all_to_all", axis, rows))
+                continue
             to_shards = (not kept_whole) or (scattered and row.gradient and axis == DATA)
             kind: Kind = "reduce_scatter" if to_shards and state.rules.reduce_scatter else "all_reduce"
             found.append(Collective(kind, axis, size, combinable=row.gradient and DATA in axes))
     return found
 
 
-def _stored_by_window(state: _Sharded) -> bool:
-    """Whether a scatter's result is stored sharded over the data axis along a dim that its updates have too.
+def _exchanges_rows(state: _Sharded) -> bool:
+    """Whether a scatter's result is stored sharded over the data axis by a dim that its updates have too, and sharded
+    over the model axis by one that they have not.
 
-    Then each device needs its columns of all updates, not the sum of all devices' results.
+    A device then needs all updates' columns of its own, and picks the rows that fall into its part.
     """
     if state.row.name != "scatter":
         return False
     result, spec = state.row.results[0], state.results[0]
     stored = storage_spec(spec, result.shape, state.mesh)
-    return stored != spec and result.groups[stored.index(DATA)] in set(state.row.operands[-1].groups) - {None}
+    if stored == spec or MODEL not in spec:
+        return False
+    columns = set(state.row.operands[-1].groups) - {None}
+    return result.groups[stored.index(DATA)] in columns and result.groups[spec.index(MODEL)] not in columns
 
 
 def _scatters(state: _Sharded) -> bool:
