@@ -42,8 +42,15 @@ def flatten(module: Module, sources: Sequence[SourceLine | None] = ()) -> Graph:
 class _Place:
     """Where the operations being inlined stand: in a loop or not, called from which line, within which functions."""
 
-    def __init__(self, loop: int | None = None, source: SourceLine | None = None, calls: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        loop: int | None = None,
+        source: SourceLine | None = None,
+        calls: tuple[str, ...] = (),
+        path: tuple[int, ...] = (),
+    ) -> None:
         self.loop = loop
+        self.path = path
         self.in_loop = loop is not None
         self.source = source
         self.calls = calls
@@ -104,6 +111,7 @@ class _Flattener:
             source=source,
             captured=[self.use(v) for v in captured],
             loop=place.loop,
+            site=(*place.path, op.position),
         )
         self.graph.nodes.append(node)
         self.scalars.follow(node, self.graph.values)
@@ -123,7 +131,7 @@ class _Flattener:
         made = self.free[value]
         copy = Node(
             made.name, list(made.operands), [self.graph.add_value(self.graph.values[value])], made.attributes,
-            in_loop=made.in_loop, source=made.source, loop=made.loop,
+            in_loop=made.in_loop, source=made.source, loop=made.loop, site=made.site,
         )  # fmt: skip
         self.graph.nodes.append(copy)
         return copy.results[0]
@@ -133,7 +141,7 @@ class _Flattener:
         if name in place.calls:
             raise CaptureError(f"the step's function {name} calls itself{where(source)}: it cannot be inlined")
         callee = self.functions[name]
-        inner = _Place(place.loop, source, (*place.calls, name))
+        inner = _Place(place.loop, source, (*place.calls, name), (*place.path, op.position))
         return self.run(callee, dict(zip(callee.arguments, operands, strict=True)), inner)
 
     def loop(
@@ -144,7 +152,7 @@ class _Flattener:
         if number is None:
             number = self.loops
             self.loops += 1
-        inner = _Place(number, source, place.calls)
+        inner = _Place(number, source, place.calls, (*place.path, op.position))
         changes = [body.returns[k] != body.arguments[k] for k in range(len(operands))]
         carried = [
             self.carry(value, place, number, source) if change else value

@@ -21,6 +21,7 @@ class Node:
       in_loop: it stands in a loop's body.
       loop: number of the outermost loop around it.
       captured: values that the function it applies (a sort's comparison, a reduction) reads from outside.
+      site: positions in the module of the calls and loops around it, and its own; empty for `loop_carry`, `branch`.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Node:
     source: SourceLine | None = None
     captured: list[int] = field(default_factory=list)
     loop: int | None = None
+    site: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
