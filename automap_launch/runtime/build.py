@@ -13,6 +13,9 @@ from automap_launch.plan.layout import Layout
 from automap_launch.plan.plan import Plan
 from automap_launch.plan.sharding import DATA
 from automap_launch.program.analyse import analyse
+from automap_launch.program.flatten import flatten
+from automap_launch.program.mlir import read_module
+from automap_launch.program.program import Program
 from automap_launch.runtime.accumulation import AccumulatedStep
 from automap_launch.runtime.executable import Executable
 from automap_launch.runtime.mesh import make_mesh
@@ -20,8 +23,9 @@ from automap_launch.runtime.pipeline import PipelineExecutable
 from automap_launch.runtime.placement import Materialize
 from automap_launch.runtime.stacks import StackedPipeline, chunked
 from automap_launch.split.accumulate import accumulate
+from automap_launch.split.blocks import stages_wanted
 from automap_launch.split.pipeline import cut
-from automap_launch.split.step import by_stage, read
+from automap_launch.split.step import SplitStep, by_stage, read
 from automap_launch.train_step import TrainStep
 
 Leaves = Sequence[Any]
@@ -33,6 +37,7 @@ class Execution:
 
     Attributes:
       stages, micro_batches, schedule: as in `Plan`. local_statistics: `allow_local_batch_stats`.
+      blocks: for each stage, its first and its last block of `Program.blocks`; empty: cut where it is best.
       devices: for each stage, indices into the devices of the launch; empty: consecutive ones.
     """
 
@@ -40,6 +45,7 @@ class Execution:
     micro_batches: int = 1
     schedule: str = "none"
     local_statistics: bool = False
+    blocks: tuple[tuple[int, int], ...] = ()
     devices: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
@@ -49,6 +55,7 @@ class Execution:
             micro_batches=plan.micro_batches,
             schedule=plan.schedule,
             local_statistics=plan.allow_local_batch_stats,
+            blocks=tuple(stage.blocks for stage in plan.stages) if len(plan.stages) > 1 else (),
             devices=tuple(stage.devices for stage in plan.stages),
         )
 
@@ -112,7 +119,7 @@ def build_executable(
         accumulated = AccumulatedStep(parts, step.arguments, step.results, micro_batches, mesh)
         return Executable(accumulated, step.arguments, step.results, layout, mesh, materialize=materialize)
     schedule = "1f1b" if execution.schedule == "none" else execution.schedule
-    whole = by_stage(whole, step.results, execution.stages, local_statistics=execution.local_statistics)
+    whole = by_stage(whole, step.results, execution.stages, _wanted(whole, program, execution, platform))
     inner = chunked(step.arguments, step.results, layout, whole.chunks)
     pipeline = PipelineExecutable(
         cut(
@@ -123,6 +130,7 @@ def build_executable(
             stages=execution.stages,
             pieces=pieces,
             split_backward=schedule == "zero_bubble",
+            wanted=_wanted(whole, program, execution, platform),
         ),
         inner.arguments,
         inner.results,
@@ -145,6 +153,17 @@ def divide(largest: int, micro_batches: int, data: int) -> tuple[int, int]:
             if largest % (count * replicas) == 0:
                 return count, replicas
     raise AssertionError("one piece always divides")
+
+
+def _wanted(whole: SplitStep, program: Program, execution: Execution, platform: str) -> dict[int, int] | None:
+    """Stages of the operations as the plan's blocks have them; None where it leaves the cuts open."""
+    if not execution.blocks:
+        return None
+    flat = flatten(read_module(program.step.modules[platform]), program.step.sources)
+    try:
+        return stages_wanted(whole.line, flat, program.blocks, execution.blocks)
+    except ValueError as error:
+        raise PlanError(f"the plan's stages are not this step's: {error}") from error
 
 
 def _of_stages(execution: Execution, devices: Sequence[Any]) -> list[list[Any]]:

@@ -126,6 +126,7 @@ class _Rewriter:
     def __init__(self, line: Line, counts: Mapping[int, int], results_of: Mapping[int, int]) -> None:
         self.old = line.graph
         self.old_positions = line.positions
+        self.old_rounds = line.rounds
         self.counts = counts
         self.results_of = results_of
         self.line = Line(Graph(notes=line.graph.notes))
@@ -170,15 +171,25 @@ class _Rewriter:
     def add(self, node: Node, operands: Sequence[int], k: int, kinds: Sequence[Value] | None = None) -> list[int]:
         results = [self.new.add_value(t) for t in kinds or [self.old.values[v] for v in node.results]]
         self.new.nodes.append(
-            Node(node.name, list(operands), results, node.attributes, reducer=node.reducer, source=node.source)
+            Node(
+                node.name,
+                list(operands),
+                results,
+                node.attributes,
+                reducer=node.reducer,
+                source=node.source,
+                site=node.site,
+            )
         )
         self.line.positions.append(self.old_positions[k])
+        self.line.rounds.append(self.old_rounds[k])
         return results
 
     def make(self, name: str, operands: Sequence[int], kind: Value, like: Node, **attributes: object) -> int:
         result = self.new.add_value(kind)
         self.new.nodes.append(Node(name, list(operands), [result], attributes, source=like.source))
         self.line.positions.append(None)
+        self.line.rounds.append(None)
         return result
 
     def get(self, value: int) -> int:

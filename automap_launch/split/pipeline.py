@@ -75,6 +75,7 @@ def cut(
     stages: int,
     pieces: int,
     split_backward: bool = False,
+    wanted: Mapping[int, int] | None = None,
 ) -> Pipeline:
     """Cuts a step that `analysis` finds divisible.
 
@@ -82,6 +83,7 @@ def cut(
       state: the step's state among arguments and results.
       pieces: into how many equal parts the batch is cut: micro-batches times replicas.
       split_backward: put what no other stage waits for into parts of their own (`weight`).
+      wanted: see `assign`.
 
     Raises:
       PlanError: it has fewer forward operations than stages, or takes statistics of each micro-batch by itself.
@@ -91,18 +93,20 @@ def cut(
             "a step whose micro-batches take their own statistics (search.allow_local_batch_stats) runs in one stage",
             hint="pin search.pin.stages=1",
         )
-    analysis, assignment = assigned(line, analysis, state, stages)
+    analysis, assignment = assigned(line, analysis, state, stages, wanted)
     emitter = Emitter(line, origin, analysis, pieces)
     return _Cutter(emitter, state, assignment, split_backward).cut()
 
 
-def assigned(line: Line, analysis: BatchAnalysis, state: State, stages: int) -> tuple[BatchAnalysis, Assignment]:
+def assigned(
+    line: Line, analysis: BatchAnalysis, state: State, stages: int, wanted: Mapping[int, int] | None = None
+) -> tuple[BatchAnalysis, Assignment]:
     """Stages of all operations, and the analysis with its sums handed over where the stages allow it."""
     analysis = hand_over_early(line.graph, analysis)
-    assignment = assign(line.graph, analysis, state, stages)
+    assignment = assign(line.graph, analysis, state, stages, wanted=wanted)
     if assignment.joined:
         analysis = hand_over_early(line.graph, analysis, assignment.joined)
-        assignment = assign(line.graph, analysis, state, stages)
+        assignment = assign(line.graph, analysis, state, stages, wanted=wanted)
     return analysis, assignment
 
 

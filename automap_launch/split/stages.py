@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -59,7 +59,7 @@ def assign(
     state: State,
     stages: int,
     *,
-    first_of_stage: Sequence[int] | None = None,
+    wanted: Mapping[int, int] | None = None,
 ) -> Assignment:
     """Assigns a step to stages.
 
@@ -70,13 +70,13 @@ def assign(
     Args:
       graph, analysis: of the step, straight-line; sums handed over early (`boundary.py`).
       stages: how many.
-      first_of_stage: for each stage but the first, an operation of the forward part that begins it. None: cut so
-        that the stages are balanced and few bytes cross.
+      wanted: stages of forward operations (others have no say), as a plan has them; an operation may have to go to a
+        later one, as it cannot run before its operands. None: cut so that the stages are balanced and few bytes cross.
 
     Raises:
       PlanError: the forward part has fewer operations than stages.
     """
-    return _Assigner(graph, analysis, state, stages).run(first_of_stage)
+    return _Assigner(graph, analysis, state, stages).run(wanted)
 
 
 class _Assigner:
@@ -96,12 +96,12 @@ class _Assigner:
         self.component = self._components()
         self.layers: dict[int, tuple[int, int]] | None = None
 
-    def run(self, first_of_stage: Sequence[int] | None) -> Assignment:
+    def run(self, wanted: Mapping[int, int] | None) -> Assignment:
         forward, metric = self._parts()
         self.uses = [0] * len(self.state.arguments)  # for each state argument, the stages whose forward part reads it
         self.available = [self.all] * len(self.graph.values)  # for each value, the stages that have it
         self.place: dict[int, tuple[Phase, int]] = {}
-        shares = self._forward(forward, first_of_stage)
+        shares = self._forward(forward, self._balanced(forward) if wanted is None else self._as_wanted(forward, wanted))
         self._backward(set(forward), metric)
         joined = self._joined()
         owner_of = self._owners()
@@ -186,28 +186,40 @@ class _Assigner:
 
     # Forward
 
-    def _forward(self, forward: list[int], first_of_stage: Sequence[int] | None) -> tuple[float, ...]:
-        order = self._order(forward)
-        place = {k: p for p, k in enumerate(order)}
-        cost = [max(1, flops_of(self.graph, self.graph.nodes[k])) for k in order]
-        cuts = self._cuts(order, place, cost) if first_of_stage is None else [place[k] for k in first_of_stage]
-        for k in order:
-            self.place[k] = ("forward", sum(place[k] >= cut for cut in cuts))
-        for k in order:
-            stage = self.place[k][1]
-            for v in self.graph.nodes[k].operands:
+    def _forward(self, forward: list[int], stage_of: Mapping[int, int]) -> tuple[float, ...]:
+        shares = [0] * self.stages
+        for k in forward:
+            stage, node = stage_of[k], self.graph.nodes[k]
+            self.place[k] = ("forward", stage)
+            shares[stage] += max(1, flops_of(self.graph, node))
+            for v in node.operands:
                 if self.states[v].kind == "none":
                     for bit in _bits(self.depends[v]):
                         self.uses[bit] |= 1 << stage
-            for v in self.graph.nodes[k].results:
+                elif self.made_by.get(v) in stage_of:
+                    self.available[v] |= 1 << stage
+            for v in node.results:
                 self.available[v] = 1 << stage
-        for k in order:
-            for v in self.graph.nodes[k].operands:
-                if self.made_by.get(v) in place:
-                    self.available[v] |= 1 << self.place[k][1]
-        total = sum(cost)
-        ends = [0, *cuts, len(order)]
-        return tuple(sum(cost[a:b]) / total for a, b in pairwise(ends))
+        return tuple(share / sum(shares) for share in shares)
+
+    def _as_wanted(self, forward: list[int], wanted: Mapping[int, int]) -> dict[int, int]:
+        stage_of: dict[int, int] = {}
+        readers: dict[int, list[int]] = defaultdict(list)
+        for k in forward:
+            makers = [m for v in self.graph.nodes[k].operands if (m := self.made_by.get(v)) in stage_of]
+            stage_of[k] = max([wanted.get(k, 0), *(stage_of[m] for m in makers)])
+            for m in makers:
+                readers[m].append(k)
+        for k in reversed(forward):
+            if k not in wanted and readers[k]:  # as late as it is read
+                stage_of[k] = min(stage_of[r] for r in readers[k])
+        return stage_of
+
+    def _balanced(self, forward: list[int]) -> dict[int, int]:
+        order = self._order(forward)
+        place = {k: p for p, k in enumerate(order)}
+        cuts = self._cuts(order, place, [max(1, flops_of(self.graph, self.graph.nodes[k])) for k in order])
+        return {k: sum(place[k] >= cut for cut in cuts) for k in order}
 
     def _order(self, forward: list[int]) -> list[int]:
         """Forward operations by the earliest time at which they could end; what depends on data alone (a mask, the

@@ -68,14 +68,16 @@ def read(
     return SplitStep(line, Origin(artifact), analysis, state, (1,) * len(arguments))
 
 
-def by_stage(step: SplitStep, results: tuple[Result, ...], stages: int, *, local_statistics: bool = False) -> SplitStep:
+def by_stage(
+    step: SplitStep, results: tuple[Result, ...], stages: int, wanted: Mapping[int, int] | None = None
+) -> SplitStep:
     """The step with state that is stacked over layers cut into each stage's layers, where it can be.
 
     Args:
-      step: as read. results: of the step as captured. stages, local_statistics: as it will be cut.
+      step: as read. results: of the step as captured. stages, wanted: as it will be cut.
     """
     graph = step.line.graph
-    analysis, assignment = assigned(step.line, step.analysis, step.state, stages)
+    analysis, assignment = assigned(step.line, step.analysis, step.state, stages, wanted)
     counts = chunk_counts(graph, analysis, step.state, assignment)
     if not counts:
         return step
@@ -91,7 +93,7 @@ def by_stage(step: SplitStep, results: tuple[Result, ...], stages: int, *, local
     )
     batch = {places[i][0]: cut for i, cut in step.analysis.arguments.items()}
     trained = [new.arguments.index(v) for v in state.arguments]
-    return SplitStep(found.line, step.origin, _analysed(new, batch, trained, local_statistics), state, found.chunks)
+    return SplitStep(found.line, step.origin, _analysed(new, batch, trained, False), state, found.chunks)
 
 
 def _places(chunks: tuple[int, ...]) -> list[range]:
