@@ -2,6 +2,9 @@
 
 Within a stage the mesh axis `data` is handled by hand (`shard_map`): each device of it works on its own pieces of the
 batch and keeps its own sums, which are added up once a step. Other axes are left to XLA.
+
+Names say nothing of the stage: equal parts of different stages are equal programs, which JAX's compilation cache
+compiles once where its key leaves the devices out (GPU).
 """
 
 from __future__ import annotations
@@ -85,7 +88,7 @@ class StageParts:
         are handed on as well. `sent`: outputs that leave the stage.
         """
         section = self._pipeline.sections[part]
-        function = SectionFunction(section, f"{part.kind}_{part.stage}")
+        function = SectionFunction(section, part.kind)
         reads = self.reads(part)
         summed = self.summed(part)
         others = self.others(part)
@@ -211,7 +214,7 @@ class StageParts:
           donated: inputs whose memory the outputs may take. shardings: of outputs, where they are fixed.
         """
         section = self._pipeline.sections[part]
-        function = SectionFunction(section, f"{part.kind}_{part.stage}")
+        function = SectionFunction(section, part.kind)
 
         def run(*inputs: Any) -> list[Any]:
             made = function(dict(zip(section.inputs, inputs, strict=True)))

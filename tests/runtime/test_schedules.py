@@ -15,6 +15,7 @@ from automap_launch.runtime.schedules import (
     Task,
     chain,
     compute_order,
+    merged,
     simulate,
     with_messages,
 )
@@ -134,3 +135,19 @@ def test_what_is_wrong_is_refused() -> None:
         compute_order("gpipe", 0, 2)
     with pytest.raises(ValueError, match="no such task"):
         with_messages(compute_order("gpipe", 2, 2), chain(3))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_one_process_dispatches_all_stages_in_an_order_that_each_stage_and_each_message_keeps(schedule: str) -> None:
+    for stages, micro_batches in ((1, 3), (3, 5), (4, 8)):
+        edges = edges_of(schedule, stages)
+        order = with_messages(compute_order(schedule, stages, micro_batches), edges)
+        found = merged(order, edges, unit)
+        assert tuple(tuple(t for t in found if t.stage == s) for s in range(stages)) == order
+        place = {task: i for i, task in enumerate(found)}
+        for task in found:
+            if task.kind == "receive":
+                assert place[Task("send", task.peer or 0, task.micro_batch, task.stage, task.of)] < place[task]
+        # The last stage begins before the first has dispatched all: devices do not wait for each other's dispatch.
+        if stages > 1:
+            assert place[Task("forward", stages - 1, 0)] < place[Task("forward", 0, micro_batches - 1)]
