@@ -25,7 +25,8 @@ from automap_launch.runtime.stacks import StackedPipeline, chunked
 from automap_launch.split.accumulate import accumulate
 from automap_launch.split.blocks import stages_wanted
 from automap_launch.split.pipeline import cut
-from automap_launch.split.step import SplitStep, by_stage, read
+from automap_launch.split.step import by_stage, read
+from automap_launch.split.unroll import Line
 from automap_launch.train_step import TrainStep
 
 Leaves = Sequence[Any]
@@ -119,7 +120,8 @@ def build_executable(
         accumulated = AccumulatedStep(parts, step.arguments, step.results, micro_batches, mesh)
         return Executable(accumulated, step.arguments, step.results, layout, mesh, materialize=materialize)
     schedule = "1f1b" if execution.schedule == "none" else execution.schedule
-    whole = by_stage(whole, step.results, execution.stages, _wanted(whole, program, execution, platform))
+    wanted = _wanted(program, execution, platform)
+    whole = by_stage(whole, step.results, execution.stages, wanted)
     inner = chunked(step.arguments, step.results, layout, whole.chunks)
     pipeline = PipelineExecutable(
         cut(
@@ -130,7 +132,7 @@ def build_executable(
             stages=execution.stages,
             pieces=pieces,
             split_backward=schedule == "zero_bubble",
-            wanted=_wanted(whole, program, execution, platform),
+            wanted=wanted(whole.line),
         ),
         inner.arguments,
         inner.results,
@@ -155,15 +157,19 @@ def divide(largest: int, micro_batches: int, data: int) -> tuple[int, int]:
     raise AssertionError("one piece always divides")
 
 
-def _wanted(whole: SplitStep, program: Program, execution: Execution, platform: str) -> dict[int, int] | None:
-    """Stages of the operations as the plan's blocks have them; None where it leaves the cuts open."""
+def _wanted(program: Program, execution: Execution, platform: str) -> Callable[[Line], dict[int, int] | None]:
+    """Stages of a line's operations as the plan's blocks have them; None where it leaves the cuts open."""
     if not execution.blocks:
-        return None
+        return lambda _: None
     flat = flatten(read_module(program.step.modules[platform]), program.step.sources)
-    try:
-        return stages_wanted(whole.line, flat, program.blocks, execution.blocks)
-    except ValueError as error:
-        raise PlanError(f"the plan's stages are not this step's: {error}") from error
+
+    def wanted(line: Line) -> dict[int, int]:
+        try:
+            return stages_wanted(line, flat, program.blocks, execution.blocks)
+        except ValueError as error:
+            raise PlanError(f"the plan's stages are not this step's: {error}") from error
+
+    return wanted
 
 
 def _of_stages(execution: Execution, devices: Sequence[Any]) -> list[list[Any]]:

@@ -109,9 +109,7 @@ class PipelineExecutable:
             if is_deferred(placed[i]):
                 deferred[self.pipeline.owner[self.pipeline.graph.arguments[i]]].append(i)
             else:
-                leaf = place(placed[i], sharding, self.arguments[i].dtype)
-                # Also where an equivalent sharding would do: by another one the parts would be compiled again.
-                placed[i] = leaf if getattr(leaf, "sharding", None) == sharding else jax.device_put(leaf, sharding)
+                placed[i] = _placed(placed[i], sharding, self.arguments[i].dtype)
         for indices in deferred.values():
             if self._materialize is None:
                 path = self.arguments[indices[0]].path
@@ -275,7 +273,7 @@ class _Stage:
             sharding = NamedSharding(self._mesh, PartitionSpec(*self._whole.layout.compute[index]))
             if self._pipeline.graph.shape(value) != self._whole.arguments[index].shape:
                 sharding = NamedSharding(self._mesh, PartitionSpec())  # a PRNG key's words
-            self._copies[value] = place(self._leaves[index], sharding, self._whole.module_dtype(index))
+            self._copies[value] = _placed(self._leaves[index], sharding, self._whole.module_dtype(index))
         return self._copies[value]
 
     # Functions
@@ -312,6 +310,15 @@ class _Stage:
             if may and old in section.inputs and old not in later:
                 donated.append(old)
         return self._parts.whole(part, donated, shardings)
+
+
+def _placed(leaf: Any, sharding: NamedSharding, dtype: str) -> Any:
+    """`place`, with the result in that very sharding also where an equivalent one would do: by another one the parts
+    would be compiled again. A numpy array is copied once, not for each micro-batch."""
+    found = place(leaf, sharding, dtype)
+    if getattr(found, "sharding", None) == sharding:
+        return found
+    return jax.device_put(found if isinstance(found, jax.Array) else np.array(found), sharding)
 
 
 @dataclass(frozen=True)

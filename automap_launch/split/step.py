@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -15,7 +15,7 @@ from automap_launch.program.mlir import read_module
 from automap_launch.split.destack import chunk_counts, destack
 from automap_launch.split.mlir import Origin
 from automap_launch.split.pipeline import assigned
-from automap_launch.split.stages import State
+from automap_launch.split.stages import Assignment, State
 from automap_launch.split.unroll import Line, unroll
 from automap_launch.train_step import Argument, Result, SourceLine
 
@@ -69,20 +69,37 @@ def read(
 
 
 def by_stage(
-    step: SplitStep, results: tuple[Result, ...], stages: int, wanted: Mapping[int, int] | None = None
+    step: SplitStep,
+    results: tuple[Result, ...],
+    stages: int,
+    wanted: Callable[[Line], Mapping[int, int] | None] = lambda _: None,
 ) -> SplitStep:
     """The step with state that is stacked over layers cut into each stage's layers, where it can be.
 
     Args:
-      step: as read. results: of the step as captured. stages, wanted: as it will be cut.
+      step: as read. results: of the step as captured. stages: how many. wanted: see `assign`, for a line of the step.
     """
     graph = step.line.graph
-    analysis, assignment = assigned(step.line, step.analysis, step.state, stages, wanted)
+    analysis, assignment = assigned(step.line, step.analysis, step.state, stages, wanted(step.line))
     counts = chunk_counts(graph, analysis, step.state, assignment)
-    if not counts:
-        return step
+    while counts:
+        found = _chunked(step, results, counts)
+        apart = _lie_apart(found, assigned(found.line, found.analysis, found.state, stages, wanted(found.line))[1])
+        together = {
+            v
+            for v, count, is_apart in zip(graph.arguments, found.chunks, apart, strict=True)
+            if count > 1 and not is_apart
+        }
+        if not together:
+            return found
+        lengths = {graph.shape(v)[0] for v in together}
+        counts = {v: count for v, count in counts.items() if graph.shape(v)[0] not in lengths}
+    return step
+
+
+def _chunked(step: SplitStep, results: tuple[Result, ...], counts: Mapping[int, int]) -> SplitStep:
     replaced = {r.replaces: k for k, r in enumerate(results) if r.replaces is not None}
-    results_of = {v: replaced[i] for i, v in enumerate(graph.arguments) if i in replaced}
+    results_of = {v: replaced[i] for i, v in enumerate(step.line.graph.arguments) if i in replaced}
     found = destack(step.line, step.state, counts, results_of)
     places = _places(found.chunks)
     ends = _places(tuple(found.chunks[r.replaces] if r.replaces is not None else 1 for r in results))
@@ -94,6 +111,12 @@ def by_stage(
     batch = {places[i][0]: cut for i, cut in step.analysis.arguments.items()}
     trained = [new.arguments.index(v) for v in state.arguments]
     return SplitStep(found.line, step.origin, _analysed(new, batch, trained, False), state, found.chunks)
+
+
+def _lie_apart(step: SplitStep, assignment: Assignment) -> list[bool]:
+    """For each argument of the captured step, whether its chunks lie on stages one after the other."""
+    owners = [assignment.owner.get(v, 0) for v in step.line.graph.arguments]
+    return [[owners[p] - owners[ps[0]] for p in ps] == list(range(len(ps))) for ps in _places(step.chunks)]
 
 
 def _places(chunks: tuple[int, ...]) -> list[range]:

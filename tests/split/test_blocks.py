@@ -58,12 +58,19 @@ def test_iterations_of_a_loop_go_to_the_stages_of_their_blocks() -> None:
     loops = {b: [span for span in block.loops if span[2] - span[1]] for b, block in enumerate(program.blocks)}
     cut = next(b for b, spans in loops.items() if any(start == 2 for _, start, _ in spans))
     spans = [(0, cut - 1), (cut, len(program.blocks) - 1)]
-    wanted, _ = assignment(program, whole, spans)
-    chunked = by_stage(whole, captured.results, 2, wanted)
+    flat = flatten(read_module(program.step.modules["cpu"]))
+    chunked = by_stage(whole, captured.results, 2, lambda line: stages_wanted(line, flat, program.blocks, spans))
     stacked = {a.path: n for a, n in zip(captured.arguments, chunked.chunks, strict=True)}
     assert stacked["0/params/layers/up"] == 2
     assert stacked["0/opt/0/mu/layers/up"] == 2
     assert stacked["0/params/embedding"] == 1
+
+
+def test_rows_of_one_parameter_whose_gradient_is_made_as_a_whole_stay_together() -> None:
+    """Two rows of a parameter are read on two stages, but are no layers of a scan: its gradient is one tensor."""
+    captured, _, whole = analysed(lm(layers=2))
+    found = by_stage(whole, captured.results, 4)
+    assert set(found.chunks) == {1}
 
 
 @pytest.mark.parametrize("spans", [lambda n: [(0, 0), (2, n - 1)], lambda n: [(0, n)], lambda n: [(1, n - 1)]])
