@@ -164,17 +164,16 @@ LAUNCHED = {
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_a_tiny_model_learns_and_equals_the_plain_run(name, tmp_path):
     script, arguments, (data, model), env, tolerance = LAUNCHED[name]
-    arguments = [*arguments, "--steps", "12"]
+    arguments = [*arguments, "--steps", "10"]
     overrides = ("cluster=local", "cluster.devices=8", "search=heuristic")
     overrides += (f"search.pin.data={data}", f"search.pin.model={model}")
-    folders = [tmp_path / kind for kind in ("plain", "control", "launched")]
-    for folder in folders:
-        folder.mkdir()
     with ThreadPoolExecutor() as pool:
-        plain = pool.submit(plain_dump, script, arguments, folders[0], env)
-        permuted = pool.submit(plain_dump, script, [*arguments, "--permute-rows"], folders[1], env)
-        launched = launch(script, arguments, folders[2], overrides=overrides, env=env)
-        reference, control = plain.result(), permuted.result()
+        plain = pool.submit(plain_dump, script, arguments, tmp_path, env)
+        launched = launch(script, arguments, tmp_path, overrides=overrides, env=env)
+        reference = plain.result()
+    control = reference  # in float64 the tolerance alone suffices
+    if tolerance == F32_TOLERANCE:
+        control = plain_dump(script, [*arguments, "--permute-rows"], tmp_path, env)
     assert launched.exit_code == 0, launched.terminal
     assert launched.summary["plan"]["mesh"] == {"data": data, "model": model}
     assert np.mean(reference["loss"][-4:]) < 0.99 * np.mean(reference["loss"][:4])
