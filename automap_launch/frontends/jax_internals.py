@@ -49,7 +49,6 @@ _own_traces: set[type] = set()
 def register_top_level_trace(trace_type: type) -> None:
     """Calls made while a trace of `trace_type` is the current one count as made at top level."""
     _own_traces.add(trace_type)
-    hide_own_traces()
 
 
 def _opaque_trace_state(convention: Any = None) -> Any:
@@ -66,20 +65,6 @@ def _opaque_trace_state(convention: Any = None) -> Any:
 _real_opaque_trace_state = core.get_opaque_trace_state
 for _module in (core, extend_core):
     _module.get_opaque_trace_state = _opaque_trace_state
-
-
-def hide_own_traces() -> None:
-    """Libraries that remember the trace in which an object was made (Flax NNX) see JAX's own in place of ours.
-
-    Such an object is made under our trace and changed after it has ended; there is no transformation between the two.
-    """
-
-    def get_opaque_trace_state(convention: str | None = None) -> Any:
-        if type(core.trace_ctx.trace) in _own_traces:
-            return core.OpaqueTraceState(core.eval_trace._weakref)
-        return core.get_opaque_trace_state(convention)
-
-    jax.extend.core.get_opaque_trace_state = get_opaque_trace_state
 
 
 def at_top_level() -> bool:
