@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -30,7 +33,11 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs one command line (without the program's name) and returns its exit code."""
-    terminal = Terminal(as_json="--json" in arguments)
+    ours = list(arguments)[: list(arguments).index("--")] if "--" in arguments else arguments
+    if "--version" in ours:
+        print(f"automap-launch {version('automap-launch')}")
+        return 0
+    terminal = Terminal(as_json="--json" in ours)
     try:
         line = command_line.split(arguments)
         return _compose_and_launch(line.overrides, terminal)
@@ -41,6 +48,10 @@ def run(arguments: Sequence[str]) -> int:
         return interrupted.exit_code
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`--help | head`). Python would complain when it flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _compose_and_launch(overrides: Sequence[str], terminal: Terminal) -> int:
@@ -59,6 +70,8 @@ def _compose_and_launch(overrides: Sequence[str], terminal: Terminal) -> int:
         _hydra_main(launch)()
     except HydraException as error:
         raise _config_error(error) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"a config file is no YAML: {' '.join(str(error).split())}") from error
     finally:
         os.environ.pop("HYDRA_FULL_ERROR", None)
     return next((code for code in exit_codes if code), 0)
@@ -73,10 +86,10 @@ def _check_overrides(overrides: Sequence[str]) -> None:
         try:
             parser.parse_override(override)
         except HydraException as error:
-            raise ConfigError(
-                f"cannot read `{override}`: {str(error).splitlines()[0]}",
-                hint="settings are KEY=VALUE; quote a value with special characters: \"KEY='a[b]'\"",
-            ) from error
+            hint = "settings are KEY=VALUE; quote a value with special characters: \"KEY='a[b]'\""
+            if "=" not in override:
+                hint = f"settings are KEY=VALUE; a script goes after `--`: automap-launch -- {override}"
+            raise ConfigError(f"cannot read `{override}`: {str(error).splitlines()[0]}", hint=hint) from error
 
 
 def _hydra_main(task: Callable[[DictConfig], None]) -> Callable[[], None]:
@@ -122,4 +135,10 @@ def _config_error(error: HydraException) -> ConfigError:
     first, _, rest = message.partition("\n")
     if first.startswith("Could not override '"):
         return unknown_key_error(first.split("'")[1])
-    return ConfigError(first, hint=rest.strip() or None)
+    # Hydra ends with its search path, which says nothing of what to type instead.
+    rest = rest.partition("Config search path:")[0]
+    options = [line.strip() for line in rest.splitlines() if line.startswith("\t")]
+    near = difflib.get_close_matches(first.rpartition("/")[2].strip("'\"."), options, n=1)
+    guess = f"did you mean `{near[0]}`? " if near else ""
+    listed = " ".join(" ".join(rest.split()).split())
+    return ConfigError(first, hint=f"{guess}{listed}".strip() or None)

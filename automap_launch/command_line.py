@@ -27,7 +27,7 @@ def split(arguments: Sequence[str]) -> CommandLine:
     """Splits an argument vector (without the program's name).
 
     What follows the first bare `--` becomes overrides of `entry`, so that the composed config alone reproduces the
-    run. `-- -m package.module ...` names a module.
+    run. `-- -m package.module ...` names a module. Arguments alone, `-- --steps 20`, are for a recipe's program.
 
     Raises:
       ConfigError: nothing follows `--`, or `-m` without a module.
@@ -51,6 +51,8 @@ def _entry_overrides(script: list[str]) -> list[str]:
         if len(script) < 2:
             raise ConfigError("`-- -m` is followed by no module", hint="write it as `-- -m package.module [arguments]`")
         where, args = ["entry.script=null", f"entry.module={quote(script[1])}"], script[2:]
+    elif script[0].startswith("-"):
+        return [f"entry.args=[{','.join(map(quote, script))}]"]  # for the program that a recipe names
     else:
         where, args = [f"entry.script={quote(script[0])}", "entry.module=null"], script[1:]
     return [*where, "entry.from_command_line=true", f"entry.args=[{','.join(map(quote, args))}]"]

@@ -98,6 +98,8 @@ def valid_keys(section: str) -> list[str]:
 
 def unknown_key_error(key: str) -> ConfigError:
     """The error for the key `a.b.c` that no schema knows: it lists what there is and the nearest name."""
+    if key == "recipe":
+        return ConfigError("a recipe is added, not overridden", hint="write it with a plus sign: +recipe=NAME")
     section, _, name = key.rpartition(".")
     while section and not valid_keys(section):
         section, _, name = section.rpartition(".")
@@ -138,12 +140,11 @@ def resolve_entry(config: EntryConfig, recipe_folders: list[Path]) -> Entry:
         if script.is_file():
             return Entry(script=str(script), args=args)
     looked = ", ".join(dict.fromkeys(str(f) for f in folders))
-    raise ConfigError(
-        f"there is no script {config.script}", hint=f"looked in: {looked}. {_similar(config.script, folders)}"
-    )
+    hint = f"looked in: {looked}" + _similar(config.script, folders)
+    raise ConfigError(f"there is no script {config.script}", hint=hint)
 
 
 def _similar(script: str, folders: list[Path]) -> str:
     names = [p.name for folder in folders if folder.is_dir() for p in folder.glob("*.py")]
     near = difflib.get_close_matches(Path(script).name, names, n=3)
-    return f"Near it: {', '.join(near)}" if near else ""
+    return f". Near it: {', '.join(near)}" if near else ""

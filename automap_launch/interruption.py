@@ -19,16 +19,39 @@ class Interrupted(BaseException):
         self.exit_code = 128 + signum
 
 
+class Interruption:
+    """What signals have come.
+
+    A signal raises `Interrupted` at once. Python drops an exception that is raised inside a finalizer or a callback
+    of the garbage collector, so long work asks `requested`, and `check` raises it again.
+    """
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+
+    @property
+    def requested(self) -> bool:
+        return self.signum is not None
+
+    def check(self) -> None:
+        """Raises `Interrupted` if a signal has come."""
+        if self.signum is not None:
+            raise Interrupted(self.signum)
+
+
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[Interruption]:
     """Turns the ending signals into `Interrupted` in the main thread; the handlers before are put back at the end."""
+    interruption = Interruption()
 
     def raise_interrupted(signum: int, _frame: FrameType | None) -> None:
-        raise Interrupted(signum)
+        interruption.signum = signum
+        interruption.check()
 
     before = {number: signal.signal(number, raise_interrupted) for number in ENDING_SIGNALS}
     try:
-        yield
+        yield interruption
+        interruption.check()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import io
+import shutil
 import sys
+import threading
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, cast
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -13,16 +15,82 @@ from rich.markup import escape
 from automap_launch.errors import AutomapError
 
 _PIPE_COLUMNS = 120  # a log has no width; tables need some
+_TABLE_COLUMNS = 100  # and on a narrower terminal a wrapped line is better than a number cut short
+
+
+class LineStream(io.TextIOBase):
+    """A text stream that knows whether it stands at the beginning of a line. Safe to write to from several threads."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._at_line_start = True
+        self._ours = True  # the latest write; a progress bar of ours continues its own line
+
+    def write(self, text: str) -> int:
+        return self._write(text, own_lines=False)
+
+    def write_lines(self, text: str) -> int:
+        """Writes `text` on lines of its own, whatever stands on the current one."""
+        return self._write(text, own_lines=True)
+
+    def _write(self, text: str, own_lines: bool) -> int:
+        with self._lock:
+            if own_lines and text and not self._at_line_start and not self._ours:
+                self._stream.write("\n")
+            self._stream.write(text)
+            if text:
+                self._ours = own_lines
+                self._at_line_start = text.endswith(("\n", "\r"))
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+
+class OwnLines(io.TextIOBase):
+    """Writes to a `LineStream`, always on lines of its own: ours, between those of the script."""
+
+    def __init__(self, stream: LineStream) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write_lines(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
 
 
 class Terminal:
-    """Our messages, and the stream that rank 0's output is passed on to."""
+    """Our messages, and the streams for the script's output (`stream`) and for progress (`progress`)."""
 
     def __init__(self, *, as_json: bool = False) -> None:
         self.as_json = as_json
-        self.stream: TextIO = sys.stderr if as_json else sys.stdout
-        width = None if self.stream.isatty() or "COLUMNS" in os.environ else _PIPE_COLUMNS
-        self.console = Console(file=self.stream, highlight=False, soft_wrap=True, width=width)
+        stream = LineStream(sys.stderr if as_json else sys.stdout)
+        self.stream = cast(TextIO, stream)
+        self.progress = cast(TextIO, OwnLines(stream))
+        columns = shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns if stream.isatty() else _PIPE_COLUMNS
+        self.console = Console(file=self.progress, highlight=False, soft_wrap=True, width=max(columns, _TABLE_COLUMNS))
         self._errors = Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
     def note(self, text: str) -> None:

@@ -39,6 +39,7 @@ class Argument:
     `path` is the user's own name for it, parts joined by `/`, beginning with the parameter's name in the step's
     signature: `state/params/Dense_0/kernel`, `batch/tokens`. `shape` and `dtype` are as JAX sees them: a typed
     PRNG key has dtype `key<fry>` and shape `()`, though the module takes `2xui32`.
+    `weak_type`: in arithmetic it takes the other operand's dtype, as a Python number does (JAX's type promotion).
     """
 
     path: str
@@ -46,6 +47,7 @@ class Argument:
     dtype: str
     role: Role
     donated: bool = False
+    weak_type: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,14 @@ class Result:
     """One flat result of the step. `path` is its place in the returned value: `0/params/w`, `1`, `loss`.
 
     `replaces` is the index of the state argument whose place it takes in the next call; None for a metric.
+    `weak_type`: as of an argument.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: str
     replaces: int | None = None
+    weak_type: bool = False
 
 
 @dataclass(frozen=True)

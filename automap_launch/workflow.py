@@ -14,13 +14,14 @@ from automap_launch.cluster.local_devices import local_devices
 from automap_launch.config import Config, resolve_entry
 from automap_launch.errors import AutomapError, ClusterMismatchError, ConfigError, ScriptError
 from automap_launch.frontends.capture import capture
-from automap_launch.interruption import Interrupted, interruptible
+from automap_launch.interruption import Interrupted, Interruption, interruptible
 from automap_launch.launcher.failure import WorkerFailure
 from automap_launch.launcher.spec import LaunchSpec
 from automap_launch.launcher.supervisor import launch
 from automap_launch.plan.baselines import baselines
 from automap_launch.plan.build import build_plan, decision_of
 from automap_launch.plan.cost import CostModel
+from automap_launch.plan.decision import Decision
 from automap_launch.plan.derive import derive_layout
 from automap_launch.plan.explain import explain
 from automap_launch.plan.file import check_plan, load_plan, save_plan
@@ -86,7 +87,8 @@ class Workflow:
     def _run(self) -> None:
         mode = self.config.mode
         entry = resolve_entry(self.config.entry, self.recipe_folders)
-        with interruptible():
+        given = load_plan(Path(self.config.plan)) if self.config.plan is not None else None
+        with interruptible() as interruption:
             cluster = self._find_cluster()
             step = self._capture(entry, cluster)
             if mode == "capture":
@@ -94,7 +96,7 @@ class Workflow:
             self.tracking = self._open_tracking()
             program = self._analyse(step)
             model = CostModel(program, cluster, self.config.search.memory_fraction)
-            plan = self._load_plan(program, cluster) if mode == "run" else self._search(model)
+            plan = self._check_plan(given, model) if given is not None else self._search(model, interruption)
             layout = derive_layout(program, decision_of(plan, program))
             layout.save(self.folder.layout)
             self._record_plan(plan, model)
@@ -148,11 +150,11 @@ class Workflow:
         return program
 
     def _open_tracking(self) -> Tracking:
-        tracking = Tracking.open(self.config.tracking, self.folder, self.resolved_config, self.terminal.stream)
+        tracking = Tracking.open(self.config.tracking, self.folder, self.resolved_config, self.terminal.progress)
         self.summary.update(tracking=tracking.info)
         return tracking
 
-    def _search(self, model: CostModel) -> Plan:
+    def _search(self, model: CostModel, interruption: Interruption) -> Plan:
         from automap_launch.search.search import search  # imports torch, which no other phase needs
 
         assert self.tracking is not None
@@ -184,7 +186,16 @@ class Workflow:
 
         tracking.search_started(seconds=parse_duration(config.budget), evaluations=config.max_evaluations)
         try:
-            found = search(model, config, pins, baselines=known, on_improvement=on_improvement, on_episode=on_episode)
+            found = search(
+                model,
+                config,
+                pins,
+                baselines=known,
+                on_improvement=on_improvement,
+                on_episode=on_episode,
+                stop=lambda: interruption.requested,
+            )
+            interruption.check()
         except Interrupted:
             if self.folder.plan.exists():
                 self.terminal.note(f"the best plan so far is in {self.folder.plan}")
@@ -212,9 +223,8 @@ class Workflow:
         )
         return plan
 
-    def _load_plan(self, program: Program, cluster: Cluster) -> Plan:
-        assert self.config.plan is not None
-        plan = check_plan(load_plan(Path(self.config.plan)), program, cluster, self.config.search.memory_fraction)
+    def _check_plan(self, given: Plan, model: CostModel) -> Plan:
+        plan = check_plan(given, model.program, model.cluster, self.config.search.memory_fraction)
         save_plan(plan, self.folder.plan)
         self.summary.update(search={"predicted_step_seconds": plan.predicted.step_seconds})
         return plan
@@ -233,11 +243,18 @@ class Workflow:
         )
         for table in explain(plan, model):
             self.terminal.show(table)
+        alone = model.estimate(Decision(data=1, model=1))
+        if alone.fits and alone.step_seconds < plan.predicted.step_seconds:
+            self.terminal.note(
+                f"one device alone is predicted to take {format_seconds(alone.step_seconds)} a step, less than "
+                f"{model.cluster.devices} together: this step is too small to gain from them"
+            )
         device = model.cluster.device
         self.tracking.plan(
             self.folder.plan,
             step_flops=float(sum(op.flops * op.times for op in model.program.ops)),
-            peak_flops=device.peak_flops["float32"],
+            # A CPU's peak is measured on one shape, while others use its cores, too: no peak to relate to.
+            peak_flops=None if model.cluster.platform == "cpu" else device.peak_flops["float32"],
             hlo=self.folder.train_step / "step.hlo.txt",
         )
 
@@ -301,6 +318,7 @@ class Workflow:
         except OSError as error:
             self.terminal.note(f"cannot write {self.folder.report}: {error.strerror}")
         self.tracking.finish(self.summary.record, self.summary.record["exit_code"])
+        self.terminal.note(f"plan, report and logs are in {self.folder.root}")
 
     def _write_report(self) -> None:
         """The report of what there is: tracking opens after the capture, so cluster and step are on disk."""

@@ -95,6 +95,9 @@ def test_the_config_can_be_shown_without_a_run(folder: Path) -> None:
         (["--", "trian.py"], ["trian.py", "Near it: train.py"]),
         ([], ["-- train.py", "+recipe="]),
         (["--"], ["nothing follows"]),
+        (["train.py"], ["train.py", "-- train.py"]),
+        (["recipe=quickstart"], ["+recipe="]),
+        (["search=dnq", "--", "train.py"], ["did you mean `dqn`", "heuristic", "random"]),
         (["mode=run", "plan=none.yaml", "cluster=v100_1x8", "--", "train.py", "8", "2"], ["none.yaml"]),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
@@ -117,6 +120,19 @@ def test_json_prints_the_path_of_the_summary_alone(folder: Path) -> None:
     assert yaml.safe_load((run / "plan.yaml").read_text())["fingerprint"] == record["fingerprint"]
     assert (run / ".hydra" / "config.yaml").exists()
     assert (run / "report.html").exists()
+
+
+def test_a_group_is_pinned_by_the_path_of_a_parameter(folder: Path) -> None:
+    pins = ["search.pin.data=2", "search.pin.groups={params/w1@0: model, params/w2@1: null}"]
+    settings = ["mode=plan", "cluster=v100_1x8", "search=heuristic", "tracking=none"]
+    done = automap(folder, *settings, *pins, "--", "train.py", "8", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) > 1  # the script's own `--json` is not ours
+    (file,) = folder.glob("outputs/*/*/plan.yaml")
+    plan = yaml.safe_load(file.read_text())
+    axes = {tuple(group["members"]): group["axis"] for group in plan["groups"]}
+    assert plan["mesh"] == {"data": 2, "model": 4}
+    assert (axes[("params/w1",)], axes[("params/w2",)]) == ("model", None)
 
 
 def test_capture_alone(folder: Path) -> None:

@@ -69,3 +69,10 @@ def test_nothing_to_run_says_how_to_write_it(arguments: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         command_line.split(arguments)
     assert "--" in str(caught.value.hint)
+
+
+def test_arguments_alone_are_for_the_program_of_the_recipe() -> None:
+    assert command_line.split(["+recipe=x", "--", "--steps", "20"]).overrides == (
+        "+recipe=x",
+        "entry.args=['--steps','20']",
+    )

@@ -47,7 +47,8 @@ class ClusterConfig:
         if given and self.devices is not None:
             raise ValueError(
                 f"cluster.devices={self.devices} goes with cluster=local alone: "
-                f"{self.name} has {self.hosts} x {self.devices_per_host} devices"
+                f"{self.name} has {self.hosts} x {self.devices_per_host} devices. "
+                "If a recipe set it, add cluster.devices=null"
             )
 
     @property

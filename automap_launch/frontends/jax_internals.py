@@ -122,8 +122,8 @@ def read_artifact(artifact: bytes) -> Any:
 def drop_shardings(module: Any) -> None:
     """Takes sharding annotations out of a module lowered for one device, where they say nothing.
 
-    JAX annotates the words of typed PRNG keys and callbacks even there, with a mesh that has no devices; a portable
-    artifact holds StableHLO alone.
+    JAX annotates the words of typed PRNG keys, callbacks, and arguments that the script put on a device, even there,
+    with a mesh that has no devices; a portable artifact holds StableHLO alone.
     """
     for operation in list(operations(module)):
         if operation.name == "sdy.sharding_constraint":
@@ -131,8 +131,10 @@ def drop_shardings(module: Any) -> None:
             operation.erase()
         elif operation.name == "sdy.mesh":
             operation.erase()
-        elif "sdy.sharding" in operation.attributes:
-            del operation.attributes["sdy.sharding"]
+        else:
+            for name in ("sdy.sharding", "arg_attrs", "res_attrs"):
+                if name in operation.attributes:
+                    del operation.attributes[name]
 
 
 def operations(module: Any) -> Iterator[Any]:

@@ -102,14 +102,18 @@ def describe_call(
     infos = jax.tree.leaves(traced.args_info)
     outs = jax.tree.leaves(traced.out_info)
     arguments = tuple(
-        Argument(name, tuple(aval.shape), str(aval.dtype), "other", bool(info.donated))
+        Argument(name, tuple(aval.shape), str(aval.dtype), "other", bool(info.donated), _is_weak(aval))
         for name, aval, info in zip(names, avals, infos, strict=True)
     )
     results = tuple(
-        Result(name, tuple(out.shape), str(out.dtype))
-        for name, out in zip(result_paths(function, traced.out_info), outs, strict=True)
+        Result(name, tuple(out.shape), str(out.dtype), weak_type=_is_weak(aval))
+        for name, out, aval in zip(result_paths(function, traced.out_info), outs, traced.jaxpr.out_avals, strict=True)
     )
     return leaves, arguments, results
+
+
+def _is_weak(aval: Any) -> bool:
+    return bool(getattr(aval, "weak_type", False))
 
 
 def traced_keeping_unused(function: HookedFunction) -> Any:

@@ -56,6 +56,8 @@ def redirect_writes(
         *((os, name, redirection.looking(getattr(os, name))) for name in ("stat", "lstat", "access", "readlink")),
         *((os, name, redirection.altering(getattr(os, name))) for name in ("chmod", "utime", "truncate")),
         (os, "open", redirection.os_open),
+        (os, "chdir", redirection.chdir),
+        (os, "getcwd", redirection.getcwd),
     ]
     originals = [(module, name, getattr(module, name)) for module, name, _ in replacements]
     for module, name, replacement in replacements:
@@ -97,6 +99,8 @@ class _Redirection:
         self._overlay = overlay
         self._in_place = in_place
         self._open, self._os_open, self._mkdir = builtins.open, os.open, os.mkdir
+        self._chdir, self._getcwd = os.chdir, os.getcwd
+        self._folder: str | None = None  # the script's current one, where it is made below the root only
         self._listdir, self._scandir = os.listdir, os.scandir
         self._rmtree, self._symlink, self._link = shutil.rmtree, os.symlink, os.link
         self._mkdtemp = tempfile.mkdtemp
@@ -131,6 +135,19 @@ class _Redirection:
         made: str = self._mkdtemp(*args, **kwargs)
         self._overlay.keep(os.path.abspath(os.fsdecode(made)))
         return made
+
+    def chdir(self, path: Any) -> None:
+        if isinstance(path, int):
+            self._chdir(path)
+            self._folder = None
+            return
+        where = absolute(path)
+        meant = self._overlay.reading(where)
+        self._chdir(meant)
+        self._folder = where if meant != where else None
+
+    def getcwd(self) -> str:
+        return self._folder or self._getcwd()
 
     def symlink(self, src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
         target = self._overlay.creating(absolute(dst)) if not kwargs and self._redirects(dst) else dst
@@ -219,7 +236,7 @@ class _Redirection:
         where = absolute(path)
         meant = self._overlay.reading(where)
         if meant == where:
-            return path
+            return path if self._folder is None else where
         return os.fsencode(meant) if isinstance(path, bytes) else meant
 
     def _redirects(self, path: Any) -> bool:

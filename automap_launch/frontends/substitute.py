@@ -147,7 +147,7 @@ class Substitute:
         described: list[Any],
     ) -> _Compiled | None:
         """The signature of a call that looks new; None when the function is called with other state than captured."""
-        signature = (key, tuple(map(_shape_and_dtype, described)))
+        signature = (key, tuple(map(_type_of, described)))
         if signature not in self._signatures:
             self._signatures[signature] = self._compile(function, args, kwargs)
         compiled = self._signatures[signature]
@@ -273,11 +273,14 @@ def _describe(leaves: Sequence[Any]) -> list[Any]:
     return described
 
 
-def _shape_and_dtype(described: Any) -> Hashable:
+def _type_of(described: Any) -> Hashable:
+    """Shape, dtype, and whether the type is weak, as it is of a Python number."""
     if isinstance(described, type):
-        return described
-    shape, dtype = described if isinstance(described, tuple) else (described.shape, described.dtype)
-    return tuple(shape), str(dtype)
+        return (), str(jax.dtypes.canonicalize_dtype(described)), True
+    if isinstance(described, tuple):
+        shape, dtype = described
+        return tuple(shape), str(jax.dtypes.canonicalize_dtype(dtype)), False
+    return tuple(described.shape), str(described.dtype), bool(getattr(described, "weak_type", False))
 
 
 def _marker(runner: Runner) -> int | None:

@@ -80,7 +80,8 @@ def decision_of(plan: Plan, program: Program) -> Decision:
     if plan.stages[0].mesh != plan.mesh or len(plan.stages[0].devices) != found.devices:
         raise PlanError(
             f"stages[0] has the mesh {plan.stages[0].mesh} on {len(plan.stages[0].devices)} devices: "
-            f"in a plan of one stage it is the plan's mesh {plan.mesh}, on {found.devices} devices"
+            f"in a plan of one stage it is the plan's mesh {plan.mesh}, on {found.devices} devices",
+            hint="after an edit of `mesh`, edit `stages[0].mesh` likewise",
         )
     return found
 

@@ -29,7 +29,10 @@ def explain(plan: Plan, model: CostModel) -> list[Table]:
 
 def candidates(plan: Plan, decision: Decision, model: CostModel) -> Table:
     """Predicted step time and memory of the plan and of each baseline, and their time by data parallelism's."""
-    table = _table(f"Plans for {model.cluster.describe()}, predicted", f"this plan: found by {plan.origin.searcher}")
+    table = _table(
+        f"Plans for {model.cluster.describe()}, predicted",
+        f"this plan: found by {plan.origin.searcher}; vs DP below 1: faster than pure data parallelism",
+    )
     for name in ("plan", "mesh", "ZeRO"):
         table.add_column(name, no_wrap=True)
     for name in ("step", "compute", "comm.", "memory", "fits", "vs DP"):

@@ -20,8 +20,8 @@ from automap_launch.units import format_bytes
 
 _HEADER = """\
 # A parallel plan for one training step on one cluster. Run it: automap-launch mode=run plan=THIS_FILE -- train.py
-# You may edit `mesh` and a group's `axis` (model, data for the batch, or null): the plan is checked and costed anew
-# when it is loaded. Every field is described in docs/contract.md.
+# You may edit `mesh` (and `stages[0].mesh`, which is the same) and a group's `axis` (model, data for the batch, or
+# null): the plan is checked and costed anew when it is loaded. Every field is described in docs/contract.md.
 """
 
 _ORDER = (

@@ -25,7 +25,7 @@ class Pinned(Protocol):
     stages: int | None
     micro_batches: int | None
     schedule: str | None
-    groups: dict[str, str | None]
+    groups: dict[str, str | None] | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Pins:
         if pin.storage is not None and pin.storage not in STORAGES:
             raise PlanError(f"search.pin.storage={pin.storage} is none of {', '.join(STORAGES)}")
         groups: dict[int, str | None] = {}
-        for path, wanted in pin.groups.items():
+        for path, wanted in (pin.groups or {}).items():
             group = _group_of(path, program)
             if wanted not in (None, MODEL):
                 raise PlanError(f"search.pin.groups: {path} is pinned to {wanted!r}, expected {MODEL} or null")

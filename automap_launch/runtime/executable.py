@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from automap_launch.plan.layout import Layout
 from automap_launch.runtime import mesh as meshes
-from automap_launch.runtime.jax_internals import jit, shardings_of
+from automap_launch.runtime.jax_internals import jit, shardings_of, with_weak_type
 from automap_launch.runtime.module_function import ModuleFunction, key_implementation
 from automap_launch.runtime.placement import Materialize, is_deferred, place
 from automap_launch.train_step import Argument, Result
@@ -66,12 +66,17 @@ class Executable:
         self._seen: list[Any] = list(self.shardings)
         traced = ModuleFunction(function, arguments, results) if isinstance(function, bytes) else function
         self._jitted = self._jit(traced)
+        self._weak_arguments = [i for i, a in enumerate(self.arguments) if a.weak_type]
+        self._weak_results = [i for i, r in enumerate(self.results) if r.weak_type]
         self._wide = not _WIDE.isdisjoint([a.dtype for a in arguments] + [r.dtype for r in results])
 
     def __call__(self, leaves: Leaves) -> list[Any]:
         """Runs one step; returns its flat results, still being computed. `leaves` are placed first where need be."""
         with self._precision():
-            return list(self._jitted(*self.place(leaves)))
+            results = list(self._jitted(*self.place(leaves)))
+        for index in self._weak_results:
+            results[index] = with_weak_type(results[index], True)
+        return results
 
     def lower(self) -> Any:
         """The step, lowered by JAX for this mesh but not yet compiled (`jax.stages.Lowered`)."""
@@ -103,6 +108,10 @@ class Executable:
             if placed[index] is leaf:
                 # Equivalent to the stored sharding but another object (XLA's own results): known from now on.
                 self._seen[index] = found[index] or self._seen[index]
+        for index in self._weak_arguments:
+            # The jitted function takes strong types alone: with both it would be compiled twice.
+            if getattr(placed[index], "weak_type", False):
+                placed[index] = with_weak_type(placed[index], False)
         return placed
 
     def _create(self, placed: list[Any], deferred: Sequence[int]) -> None:

@@ -27,6 +27,7 @@ if not tuple(map(int, TESTED[0].split("."))) <= jax.__version_info__ < (*map(int
 
 import numpy as np  # noqa: E402
 from jax._src.api import jit  # noqa: E402
+from jax._src.array import ArrayImpl  # noqa: E402
 from jax._src.interpreters import mlir  # noqa: E402
 from jax._src.lib.mlir import ir  # noqa: E402
 from jax._src.lib.mlir.dialects import func as func_dialect  # noqa: E402
@@ -97,6 +98,12 @@ def shardings_of(leaves: Sequence[Any]) -> list[Any]:
 
 _call_module = Primitive("stablehlo_call")
 _call_module.multiple_results = True
+
+
+def with_weak_type(array: jax.Array, weak: bool) -> jax.Array:
+    """The same array, on the same buffers, weakly typed or not. Nothing is computed."""
+    aval = array.aval.update(weak_type=weak)
+    return ArrayImpl(aval, array.sharding, array._arrays, committed=array.committed, _skip_checks=True)
 
 
 def _abstract_eval(*_: Any, module: Module, outputs: tuple[Tensor, ...]) -> list[Any]:
@@ -182,4 +189,4 @@ def _tensor(kind: Any) -> Tensor:
     return Tensor(tuple(ranked.shape), np.dtype(name))
 
 
-__all__ = ["Module", "Tensor", "bind", "jit", "shardings_of", "signature"]
+__all__ = ["Module", "Tensor", "bind", "jit", "shardings_of", "signature", "with_weak_type"]

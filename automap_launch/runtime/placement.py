@@ -35,9 +35,6 @@ def place(leaf: Any, sharding: NamedSharding, dtype: str) -> Any:
       TypeError: a typed PRNG key was expected.
     """
     if isinstance(leaf, jax.Array):
-        if getattr(leaf, "weak_type", False):
-            # The results of a module never are weakly typed: left as it is, the second step would compile anew.
-            leaf = jax.numpy.asarray(leaf, dtype=leaf.dtype)
         if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
             return leaf
         if not leaf.is_fully_addressable:

@@ -26,7 +26,7 @@ class PinConfig:
     stages: int | None = None
     micro_batches: int | None = None
     schedule: str | None = None
-    groups: dict[str, str | None] = field(default_factory=dict)
+    groups: dict[str, str | None] | None = None
 
 
 @dataclass

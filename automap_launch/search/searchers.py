@@ -113,7 +113,12 @@ class DQNSearcher:
         config = self.agent.config
         explored = last_gain = self.agent.episodes + config.epsilon_episodes
         stale = 0
-        while self.agent.episodes - max(last_gain, explored) < config.round_episodes and stale < STALE_EPISODES:
+        while (
+            self.agent.episodes - max(last_gain, explored) < config.round_episodes
+            and stale < STALE_EPISODES
+            # Past half of a small space, trying the rest one by one is quicker than learning, and proves the optimum.
+            and (evaluator.remaining > evaluator.covered or evaluator.remaining > self._sweep_limit)
+        ):
             evaluator.episode += 1
             best, known, epsilon = evaluator.best, evaluator.evaluations, self.agent.epsilon
             loss = self.agent.run_episode(environment)

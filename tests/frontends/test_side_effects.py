@@ -174,3 +174,24 @@ def test_undo_puts_the_original_functions_back(folder: Path, tmp_path: Path) -> 
     assert (open, os.stat, os.rename, shutil.rmtree) == before
     Path("plain.txt").write_text("p")
     assert (folder / "plain.txt").exists()
+
+
+def test_a_folder_that_was_made_can_be_the_current_one(tmp_path, monkeypatch):
+    (tmp_path / "data.txt").write_text("given")
+    monkeypatch.chdir(tmp_path)
+    undo = redirect_writes(tmp_path / "elsewhere")
+    try:
+        os.makedirs("results/deep")
+        os.chdir("results")
+        assert os.getcwd() == str(tmp_path / "results")
+        assert Path("../data.txt").read_text() == "given"
+        Path("out.txt").write_text("made")
+        os.chdir("deep")
+        assert Path("../out.txt").read_text() == "made"
+        os.chdir(tmp_path)
+        assert Path("results/out.txt").read_text() == "made"
+        assert Path("data.txt").read_text() == "given"
+    finally:
+        undo()
+        os.chdir(tmp_path)
+    assert not (tmp_path / "results").exists()

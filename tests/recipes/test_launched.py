@@ -74,6 +74,15 @@ def test_a_last_batch_of_three_rows_over_eight_devices(tmp_path):
     assert_equal(reference, launched.dump, control)
 
 
+def test_a_counter_a_placed_batch_and_a_folder_of_its_own(tmp_path):
+    """The state's Python number stays weakly typed, so the step is compiled once and promotes as it does alone."""
+    reference, control = runs_of(STYLES["counter_and_device"], 5, tmp_path)
+    launched = launch(STYLES["counter_and_device"], ["--steps", "5"], tmp_path, overrides=(*LOCAL, *mesh(4, 2)))
+    assert launched.exit_code == 0, launched.terminal
+    assert launched.terminal.count("compiled the step") == 1
+    assert_equal(reference, launched.dump, control)
+
+
 def test_a_script_leaves_its_files_once(tmp_path):
     """It pickles its parameters, appends to a CSV and calls wandb.init: the files are those of the plain run."""
     script, arguments = STYLES["checkpoint_pickle_csv_wandb"], ["--steps", "10"]
