@@ -1,4 +1,4 @@
-"""Style: a Python number counts steps in the state, each batch is put on a device by name, results go to a new folder."""
+"""Style: a Python number counts the steps, each batch is put on a device by name, results go to a new folder."""
 
 import os
 
@@ -21,8 +21,8 @@ os.chdir("results")
 device = jax.devices()[0]
 state = {"params": jax.device_put(init_params(jax.random.key(0)), device), "step": 0}
 losses = []
-for x, y in common.batches(args.steps, permute=args.permute_rows):
-    x, y = jax.device_put((x, y), device)
+for batch in common.batches(args.steps, permute=args.permute_rows):
+    x, y = jax.device_put(batch, device)
     state, loss = train_step(state, x, y)
     losses.append(loss)
 # A Python number takes the other operand's dtype, and so does what is computed from it.
