@@ -12,6 +12,7 @@ from typing import TextIO
 
 # XLA's collectives on CPU greet each of their peers on stdout. The logs keep it; on the terminal it is noise.
 _NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.[^\n]*\n")
+_NOISE_BEGINS = "[Gloo] Rank "
 _CHUNKS_AHEAD = 64  # of output that may wait for a slow terminal before the worker has to wait, too
 
 
@@ -63,6 +64,7 @@ class TerminalWriter:
         self._queue: queue.SimpleQueue[bytes | str | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(_CHUNKS_AHEAD)
         self._at_line_start = True
+        self._held = ""  # the beginning of a line that may turn out to be noise
         self._broken = False
         self._thread = threading.Thread(target=self._run, name="terminal", daemon=True)
         self._thread.start()
@@ -88,10 +90,18 @@ class TerminalWriter:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             if isinstance(item, bytes):
-                self._write(_NOISE.sub("", self._decoder.decode(item)))
+                self._write(self._without_noise(self._decoder.decode(item)))
                 self._room.release()
             else:
                 self._write(item if self._at_line_start or not item else "\n" + item)
+
+        self._write(self._held)
+
+    def _without_noise(self, text: str) -> str:
+        text = _NOISE.sub("", self._held + text)
+        tail = text.rpartition("\n")[2]
+        self._held = tail if tail.startswith(_NOISE_BEGINS) else ""
+        return text[: len(text) - len(self._held)]
 
     def _write(self, text: str) -> None:
         if self._broken or not text:
