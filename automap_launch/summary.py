@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import secrets
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class Summary:
     def __init__(self, path: Path, mode: str) -> None:
         self.path = path
         self.record = copy.deepcopy(_EMPTY)
+        self._told = False
         started = datetime.now(UTC)
         run_id = f"{started:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         self.update(run_id=run_id, mode=mode, phase="config", started=started.isoformat())
@@ -69,9 +71,10 @@ class Summary:
     def update(self, **fields: Any) -> None:
         """Sets top-level fields and writes the file. A dict is merged into a section field by field.
 
+        A full disk is told once, and the launch goes on: training is worth more than its record.
+
         Raises:
           KeyError: a field that the schema does not have.
-          OSError: the file cannot be written (a full disk).
         """
         _merge(self.record, fields, "summary")
         self._write()
@@ -95,11 +98,15 @@ class Summary:
 
     def _write(self) -> None:
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        text = json.dumps(self.record, indent=1, default=str) + "\n"
         try:
-            partial.write_text(json.dumps(self.record, indent=1, default=str) + "\n")
+            partial.write_text(text)
             partial.replace(self.path)
-        finally:
+        except OSError as error:
             partial.unlink(missing_ok=True)
+            if not self._told:
+                self._told = True
+                print(f"automap-launch: cannot write {self.path}: {error.strerror}", file=sys.stderr)
 
 
 def _merge(record: dict[str, Any], fields: dict[str, Any], where: str) -> None:

@@ -47,15 +47,18 @@ def test_failures_tell_ours_from_the_scripts(tmp_path: Path) -> None:
     assert record["error"]["rank"] == 1
 
 
-def test_a_failed_write_leaves_the_old_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_record_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     summary = Summary(tmp_path / "summary.json", "train")
 
     def full_disk(self: Path, text: str) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        summary.update(phase="search")
+    summary.update(phase="search")
+    summary.succeed()
+    assert capsys.readouterr().err.count("No space left on device") == 1
     monkeypatch.undo()
     assert read(tmp_path / "summary.json")["phase"] == "config"
     assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]

@@ -237,6 +237,8 @@ class DeferredTrace(jax_internals.EvalTrace):  # type: ignore[misc]  # JAX is un
         if not abstract and size <= self._limit_now():
             self._made_bytes += size
             return super().process_primitive(primitive, inputs, params)
+        # The script may fill a numpy array again before this is made: its values are those of now.
+        inputs = [np.array(a) if isinstance(a, np.ndarray) else a for a in inputs]
         node = Node(primitive, inputs, params, avals, tag)
         outputs = [Deferred(self, aval, node, index) for index, aval in enumerate(avals)]
         return outputs if primitive.multiple_results else outputs[0]

@@ -37,6 +37,7 @@ class HookedFunction:
       options: the keyword arguments of `jax.jit`.
       kind: `jit` or `pmap`.
       calls: number of top-level calls so far.
+      cleared: how often the user cleared its cache: what it closes over may have changed.
     """
 
     def __init__(self, fun: Callable[..., Any], jitted: Any, options: dict[str, Any], kind: Literal["jit", "pmap"]):
@@ -47,6 +48,7 @@ class HookedFunction:
         self.options = options
         self.kind = kind
         self.calls = 0
+        self.cleared = 0
         self._identity: StepIdentity | None = None
 
     @property
@@ -69,6 +71,11 @@ class HookedFunction:
         numbers, names = jax_internals.static_arguments(self.jitted)
         statics = {i: args[i] for i in numbers if i < len(args)}, {n: kwargs[n] for n in names if n in kwargs}
         return HookedLowered(self, lambda: self.jitted.lower(*args, **kwargs), statics)
+
+    def clear_cache(self) -> None:
+        """As of the jitted function; what stands in for it is made anew as well."""
+        self.cleared += 1
+        self.jitted.clear_cache()
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import jax
 import numpy as np
@@ -123,7 +123,8 @@ class Substitute:
     def __call__(self, function: HookedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if function.identity != self._step.identity:
             return _run_as_is(function, args, kwargs)
-        leaves, key = flatten_call(function, args, kwargs)
+        leaves, signature = flatten_call(function, args, kwargs)
+        key = (_meant(function), function.cleared, jax.config.jax_enable_x64, signature)
         described = _describe(leaves)
         compiled = self._find(key, described)
         if compiled is None:
@@ -159,7 +160,7 @@ class Substitute:
     def _compile(self, function: HookedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Compiled | None:
         args, kwargs = jax.tree.map(_without_place, (args, kwargs))
         lowered = lower_step(function, args, kwargs, self._platforms)
-        if not self._accepts(lowered.arguments):
+        if not self._accepts(lowered.arguments) or not self._returns_the_same(lowered):
             return None
         if not self._signatures and lowered.fingerprint != self._step.fingerprint:
             logger.warning(
@@ -189,6 +190,10 @@ class Substitute:
             signature=", ".join(f"{a.path} {a.dtype}{list(a.shape)}" for a in runner.arguments if a.role == "batch"),
         )
 
+    def _returns_the_same(self, lowered: LoweredStep) -> bool:
+        """Whether it is the step by what it returns, and not another function of its name: an evaluation, say."""
+        return [r.path for r in lowered.results] == [r.path for r in self._step.results]
+
     def _run(self, compiled: _Compiled, leaves: list[Any]) -> Any:
         if not self._started:
             self._started = True
@@ -208,6 +213,15 @@ class Substitute:
             )
         )
         return jax.tree.unflatten(compiled.out_tree, results)
+
+
+def _meant(function: HookedFunction) -> Hashable:
+    """What JAX itself tells jitted functions apart by: two partials or methods of one definition are two programs."""
+    try:
+        hash(function.fun)
+    except TypeError:
+        return function
+    return cast(Hashable, function.fun)
 
 
 def batch_size(arguments: Sequence[Argument]) -> tuple[int | None, int | None]:

@@ -25,6 +25,8 @@ def worker_environment(
     host, _, port = spec.coordinator.rpartition(":")
     environment = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
     environment.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in native code leaves a stack in the log
+    if spec.processes > 1:
+        environment.setdefault("PYTHONHASHSEED", "0")  # or a set of strings has another order on every rank
     environment.update({name: str(value) for name, value in extra.items()})
     environment.update(
         RANK=str(rank),

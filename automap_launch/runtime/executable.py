@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,14 +67,23 @@ class Executable:
         self._seen: list[Any] = list(self.shardings)
         traced = ModuleFunction(function, arguments, results) if isinstance(function, bytes) else function
         self._jitted = self._jit(traced)
+        # XLA's CPU devices share a pool of threads. With several steps in flight, collectives of one can take all of
+        # them and wait for each other for ever.
+        self._one_in_flight = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu" and bool(self.results)
+        self._smallest = min(range(len(self.results)), key=lambda i: math.prod(self.results[i].shape), default=0)
+        self._last: Any = None
         self._weak_arguments = [i for i, a in enumerate(self.arguments) if a.weak_type]
         self._weak_results = [i for i, r in enumerate(self.results) if r.weak_type]
         self._wide = not _WIDE.isdisjoint([a.dtype for a in arguments] + [r.dtype for r in results])
 
     def __call__(self, leaves: Leaves) -> list[Any]:
         """Runs one step; returns its flat results, still being computed. `leaves` are placed first where need be."""
+        if self._one_in_flight and self._last is not None and not self._last.is_deleted():
+            self._last.block_until_ready()
         with self._precision():
             results = list(self._jitted(*self.place(leaves)))
+        if self._one_in_flight:
+            self._last = results[self._smallest]
         for index in self._weak_results:
             results[index] = with_weak_type(results[index], True)
         return results
