@@ -143,3 +143,61 @@ def test_reading_an_array_that_is_too_big_names_the_line(tmp_path):
     line = STYLES["reads_big_array"].read_text().splitlines()[error["line"] - 1]
     assert re.search(r"float\(jnp\.linalg\.norm", line)
     assert "frontend.materialize_limit" in launched.terminal
+
+
+SAME_NAME = """
+import functools, sys
+import jax, jax.numpy as jnp, numpy as np
+
+def step(train, rate, params, x):
+    loss, gradients = jax.value_and_grad(lambda p: jnp.mean((x @ p["w"]) ** 2))(params)
+    moved = jax.tree.map(lambda p, g: p - rate * g, params, gradients)
+    return (moved if train else params), loss
+
+slow, fast, evaluate = (jax.jit(functools.partial(step, *a)) for a in ((True, 0.01), (True, 0.1), (False, 0.0)))
+params, losses = {"w": jnp.ones((16, 8))}, []
+x = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
+for k in range(6):
+    params, loss = (slow if k < 3 else fast)(params, x)
+    params, checked = evaluate(params, x)
+    losses += [loss, checked]
+np.savez(sys.argv[sys.argv.index("--dump") + 1], loss=np.array([float(v) for v in losses]), w=np.asarray(params["w"]))
+"""
+
+
+def test_functions_of_one_definition_are_different_programs(tmp_path):
+    """Two learning rates and an evaluation, all partials of one function: each runs as itself."""
+    script = tmp_path / "same_name.py"
+    script.write_text(SAME_NAME)
+    reference = plain_dump(script, [], tmp_path)
+    launched = launch(script, [], tmp_path, overrides=(*LOCAL, *mesh(4, 2), "frontend.step=step"))
+    assert launched.exit_code == 0, launched.terminal
+    for name, values in reference.items():
+        np.testing.assert_allclose(launched.dump[name], values, rtol=1e-5, err_msg=name)
+
+
+UNREAD = """
+import sys
+import jax, jax.numpy as jnp, numpy as np
+
+@jax.jit
+def train_step(w, x):
+    loss, gradient = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+    return w - 0.1 * gradient, loss
+
+w = jnp.ones((32, 32)) / 32
+x = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
+for _ in range(400):
+    w, loss = train_step(w, x)
+np.savez(sys.argv[sys.argv.index("--dump") + 1], w=np.asarray(w))
+"""
+
+
+def test_a_loop_that_reads_nothing_does_not_stall(tmp_path):
+    """Nothing holds the script back, so it would queue hundreds of steps on devices that share threads."""
+    script = tmp_path / "unread.py"
+    script.write_text(UNREAD)
+    reference = plain_dump(script, [], tmp_path)
+    launched = launch(script, [], tmp_path, overrides=(*LOCAL, *mesh(4, 2)), timeout=120)
+    assert launched.exit_code == 0, launched.terminal
+    np.testing.assert_allclose(launched.dump["w"], reference["w"], rtol=1e-5)
