@@ -18,11 +18,31 @@ _PIPE_COLUMNS = 120  # a log has no width; tables need some
 _TABLE_COLUMNS = 100  # and on a narrower terminal a wrapped line is better than a number cut short
 
 
-class LineStream(io.TextIOBase):
-    """A text stream that knows whether it stands at the beginning of a line. Safe to write to from several threads."""
+class _Around(io.TextIOBase):
+    """A text stream around another; all but `write` is that one's own."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+
+class LineStream(_Around):
+    """A text stream that knows whether it stands at the beginning of a line. Safe to write to from several threads."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
         self._lock = threading.Lock()
         self._at_line_start = True
         self._ours = True  # the latest write; a progress bar of ours continues its own line
@@ -44,41 +64,16 @@ class LineStream(io.TextIOBase):
                 self._at_line_start = text.endswith(("\n", "\r"))
         return len(text)
 
-    def flush(self) -> None:
-        self._stream.flush()
 
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding
-
-
-class OwnLines(io.TextIOBase):
+class OwnLines(_Around):
     """Writes to a `LineStream`, always on lines of its own: ours, between those of the script."""
 
     def __init__(self, stream: LineStream) -> None:
-        self._stream = stream
+        super().__init__(cast(TextIO, stream))
+        self._lines = stream
 
     def write(self, text: str) -> int:
-        return self._stream.write_lines(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding
+        return self._lines.write_lines(text)
 
 
 class Terminal:
