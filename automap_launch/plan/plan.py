@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-SCHEMA = 1
+from automap_launch.plan.decision import SCHEDULES
 
-# `none`: one stage. The others order the micro-batches of a pipeline.
-SCHEDULES = ("none", "gpipe", "1f1b")
+SCHEMA = 1
 
 
 @dataclass(frozen=True)
