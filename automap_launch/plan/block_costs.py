@@ -1,0 +1,279 @@
+"""`BlockCosts`: what each block of a program costs under one mesh, so that any pipeline of it is put together at once.
+
+For one case (mesh of a stage, micro-batches, groups on `model`, storage) every cost is an array over blocks. A stage
+is a run of blocks; what it costs (`runs`) are differences of running sums, and maxima. A pipeline is its stages'
+costs, the messages between them and the schedule's timeline (`pipelines`). `CostModel.estimate_many` is no more than
+that, so a search that works on runs of blocks finds the same seconds and bytes.
+
+How a pipeline follows from its runs, for stage s of S with m micro-batches:
+- It fits when, for each stage, `RunCosts.fixed + in_flight[s] * residuals + working` is at most the memory limit, with
+  `in_flight = timeline.in_flight(schedule, S, m)`.
+- Its step takes `timeline.step_seconds` of its runs' `forward`, `backward`, `weight`, `before` and `after`, and of
+  `transfer_seconds` of the boundaries. No pipeline is faster than any of its stages alone, which takes
+  `compute + communication`; the rest is `bubble`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from automap_launch.cluster.cluster import Cluster
+from automap_launch.plan.decision import Schedule
+from automap_launch.plan.timeline import StageSeconds, in_flight, step_seconds
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+# Columns of `BlockCosts.compute` and `.collectives`: of one micro-batch, then once a step before and after them.
+PHASES = ("forward", "backward", "weight", "before", "after")
+_MICRO = 3
+# Columns of `BlockCosts.held`.
+HELD = ("parameters", "optimizer", "gradients", "other")
+
+
+@dataclass(frozen=True)
+class TiedParameter:
+    """A parameter that several blocks read. Stages that read it without owning it get a copy before the step, and send
+    what they have of its gradient after it.
+
+    `readers`: blocks, ascending, the owner first. `bytes`: of the copy and its gradient, on one device. `seconds`: of
+    one way.
+    """
+
+    readers: tuple[int, ...]
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Collectives over the data axis, once a step, that the compiler joins into buckets of `bucket` bytes.
+
+    Attributes:
+      after: for each kind, whether it runs after the micro-batches (gradients) or before them (parameters).
+      bytes, counts: float64[blocks, kinds]. alpha, beta: float64[kinds], seconds a collective and a byte.
+    """
+
+    after: tuple[bool, ...]
+    bytes: Array
+    counts: Array
+    alpha: Array
+    beta: Array
+    bucket: float
+
+
+@dataclass(frozen=True)
+class RunCosts:
+    """Costs of runs of blocks as stages; arrays of one shape. Seconds, and bytes on one device.
+
+    Attributes:
+      forward, backward, weight: of one micro-batch, its collectives inside the stage included. `weight`: the part of
+        the backward pass that only the update waits for.
+      before, after: once a step: what needs no batch and the gathering of stored shards, copies of tied parameters;
+        the reduction of gradients, and the update.
+      compute, communication: of a whole step.
+      parameters, optimizer, gradients, other: held all the time. other: batch, gathered copies.
+      residuals: for each micro-batch in flight, what its backward pass needs, and what the stage has received for it.
+      working: at the peak of one micro-batch, besides residuals.
+    """
+
+    forward: Array
+    backward: Array
+    weight: Array
+    before: Array
+    after: Array
+    compute: Array
+    communication: Array
+    parameters: Array
+    optimizer: Array
+    gradients: Array
+    other: Array
+    residuals: Array
+    working: Array
+
+    @property
+    def fixed(self) -> Array:
+        """Bytes held whatever the schedule."""
+        return self.parameters + self.optimizer + self.gradients + self.other
+
+    def memory(self, flying: Array | Ints | int) -> Array:
+        """Bytes at the peak with so many micro-batches in flight."""
+        return self.fixed + flying * self.residuals + self.working
+
+
+@dataclass(frozen=True)
+class PipelineCosts:
+    """Costs of pipelines; arrays over plans. `compute`, `communication`: of the stage that is busy longest; `bubble`:
+    the rest of `step_seconds`. `memory`: float64[plans, 4] at the peak of the fullest stage: parameters, optimizer,
+    gradients, activations (and all else)."""
+
+    step_seconds: Array
+    compute: Array
+    communication: Array
+    bubble: Array
+    memory: Array
+
+
+@dataclass(frozen=True)
+class BlockCosts:
+    """Costs of each block in one case.
+
+    Attributes:
+      micro_batches: of the case. devices: of one stage.
+      compute, collectives: float64[blocks, PHASES], seconds. Collectives over `data` that are joined are in `joined`.
+      held: float64[blocks, HELD], bytes. residuals: float64[blocks], bytes for each micro-batch in flight.
+      working: float64[blocks], bytes at the block's own peak, forward or backward, besides residuals and `held`.
+      boundary: float64[blocks], bytes that one device sends after the block, of one micro-batch.
+      twice: of the gradients' bytes, the most that are there twice while they are reduced; 0: they are not reduced.
+      sums: the share of those that the second copy has (a reduce-scatter leaves a part).
+      tied: see `TiedParameter`.
+    """
+
+    cluster: Cluster
+    micro_batches: int
+    devices: int
+    compute: Array
+    collectives: Array
+    joined: Joined
+    held: Array
+    residuals: Array
+    working: Array
+    boundary: Array
+    twice: float = 0.0
+    sums: float = 1.0
+    tied: tuple[TiedParameter, ...] = ()
+
+    @property
+    def blocks(self) -> int:
+        return len(self.compute)
+
+    def runs(self, first: Ints, end: Ints) -> RunCosts:
+        """Costs of the runs of blocks from `first` up to, not including, `end`; arrays of one shape, first < end."""
+        compute, collectives = _between(self.compute, first, end), _between(self.collectives, first, end)
+        joined = self._joined_seconds(first, end)
+        tied = [(t, self._is_copy(t, first, end)) for t in self.tied]
+        tied_seconds = sum((t.seconds * copied for t, copied in tied), np.zeros(first.shape))
+        tied_bytes = sum((t.bytes * copied for t, copied in tied), np.zeros(first.shape))
+        collectives[..., PHASES.index("before")] += joined[0] + tied_seconds
+        collectives[..., PHASES.index("after")] += joined[1] + tied_seconds
+        seconds = compute + collectives
+        held = _between(self.held, first, end)
+        gradients = held[..., HELD.index("gradients")] + tied_bytes
+        received = np.where(first > 0, self.boundary[first - 1], 0.0)
+        return RunCosts(
+            *(seconds[..., k] for k in range(len(PHASES))),
+            compute=self._whole_step(compute),
+            communication=self._whole_step(collectives),
+            parameters=held[..., HELD.index("parameters")],
+            optimizer=held[..., HELD.index("optimizer")],
+            gradients=gradients + self.sums * np.minimum(gradients, self.twice),
+            other=held[..., HELD.index("other")] + tied_bytes,
+            residuals=_between(self.residuals, first, end) + received,
+            working=self._highest(first, end),
+        )
+
+    def every_run(self) -> RunCosts:
+        """Costs of all runs, float64[blocks, blocks + 1] by first block and end; where end <= first, infinity."""
+        first, end = np.indices((self.blocks, self.blocks + 1))
+        possible = end > first
+        found = self.runs(first[possible], end[possible])
+        whole = {}
+        for field in fields(RunCosts):
+            whole[field.name] = np.full(first.shape, np.inf)
+            whole[field.name][possible] = getattr(found, field.name)
+        return RunCosts(**whole)
+
+    def transfer_seconds(self, crosses_hosts: bool) -> Array:
+        """float64[blocks]: seconds of one micro-batch's message after each block, one way."""
+        link = self.cluster.link("network" if crosses_hosts else "host")
+        seconds: Array = link.alpha_s + self.boundary * link.beta_s_per_byte
+        return seconds
+
+    def pipelines(self, schedule: Schedule, cuts: Ints) -> PipelineCosts:
+        """Costs of pipelines, or of single stages that accumulate gradients.
+
+        Args:
+          cuts: int64[plans, stages - 1], for each plan the first blocks of all stages but the first.
+        """
+        return join(schedule, [(self, cuts)])
+
+    def _whole_step(self, seconds: Array) -> Array:
+        micro: Array = seconds[..., :_MICRO].sum(axis=-1)
+        once: Array = seconds[..., _MICRO:].sum(axis=-1)
+        return self.micro_batches * micro + once
+
+    def _joined_seconds(self, first: Ints, end: Ints) -> tuple[Array, Array]:
+        """Of joined collectives: before the micro-batches, and after them."""
+        sizes, counts = _between(self.joined.bytes, first, end), _between(self.joined.counts, first, end)
+        buckets = np.minimum(np.round(counts), np.maximum(np.ceil(sizes / self.joined.bucket), 1))
+        seconds = buckets * self.joined.alpha + sizes * self.joined.beta
+        after = np.array(self.joined.after)
+        return seconds[..., ~after].sum(axis=-1), seconds[..., after].sum(axis=-1)
+
+    def _highest(self, first: Ints, end: Ints) -> Array:
+        inside = (np.arange(self.blocks) >= first[..., None]) & (np.arange(self.blocks) < end[..., None])
+        highest: Array = np.where(inside, self.working, 0.0).max(axis=-1)
+        return highest
+
+    def _is_copy(self, tied: TiedParameter, first: Ints, end: Ints) -> npt.NDArray[np.bool_]:
+        """Whether a run reads a tied parameter that an earlier stage owns."""
+        reads = np.zeros(first.shape, dtype=bool)
+        for block in tied.readers[1:]:
+            reads |= (first <= block) & (block < end)
+        return reads & (first > tied.readers[0])
+
+
+def crosses_hosts(cluster: Cluster, devices: int, stage: int) -> bool:
+    """Whether messages from `stage` to the next one leave a host; each stage has `devices` consecutive devices."""
+    per_host = cluster.devices_per_host
+    return stage * devices // per_host != ((stage + 2) * devices - 1) // per_host
+
+
+def join(schedule: Schedule, cases: list[tuple[BlockCosts, Ints]]) -> PipelineCosts:
+    """Costs of pipelines of several cases with as many stages, micro-batches and devices each; see `pipelines`."""
+    costs, stages = cases[0][0], cases[0][1].shape[1] + 1
+    flying = np.array(in_flight(schedule, stages, costs.micro_batches))
+    runs = []
+    transfers = []
+    for case, cuts in cases:
+        start = np.zeros((len(cuts), 1), dtype=np.int64)
+        first = np.concatenate([start, cuts], axis=1)
+        end = np.concatenate([cuts, start + case.blocks], axis=1)
+        runs.append(case.runs(first, end))
+        across = [crosses_hosts(case.cluster, case.devices, stage) for stage in range(stages - 1)]
+        columns = [case.transfer_seconds(far)[cuts[:, stage] - 1] for stage, far in enumerate(across)]
+        transfers.append(np.stack(columns, axis=1) if columns else np.zeros((len(cuts), 0)))
+    whole = {field.name: np.concatenate([getattr(run, field.name) for run in runs]) for field in fields(RunCosts)}
+    all_runs = RunCosts(**whole)
+    seconds = StageSeconds(
+        all_runs.forward,
+        all_runs.backward,
+        all_runs.weight,
+        all_runs.before,
+        all_runs.after,
+        np.concatenate(transfers),
+    )
+    total = step_seconds(schedule, costs.micro_batches, seconds)
+    plans = np.arange(len(total))
+    busiest = (all_runs.compute + all_runs.communication).argmax(axis=1)
+    fullest = all_runs.memory(flying).argmax(axis=1)
+    compute, communication = all_runs.compute[plans, busiest], all_runs.communication[plans, busiest]
+    activations = all_runs.other + flying * all_runs.residuals + all_runs.working
+    columns = [all_runs.parameters, all_runs.optimizer, all_runs.gradients, activations]
+    return PipelineCosts(
+        step_seconds=total,
+        compute=compute,
+        communication=communication,
+        bubble=np.maximum(total - compute - communication, 0.0),
+        memory=np.stack([column[plans, fullest] for column in columns], axis=1),
+    )
+
+
+def _between(values: Array, first: Ints, end: Ints) -> Array:
+    """Sums over blocks from `first` up to `end`."""
+    sums = np.concatenate([np.zeros((1, *values.shape[1:])), values.cumsum(axis=0)])
+    between: Array = sums[end] - sums[first]
+    return between
