@@ -163,8 +163,13 @@ class BlockCosts:
         held = _between(self.held, first, end)
         gradients = held[..., HELD.index("gradients")] + tied_bytes
         received = np.where(first > 0, self.boundary[first - 1], 0.0)
+        forward, backward, weight, before, after = (seconds[..., k] for k in range(len(PHASES)))
         return RunCosts(
-            *(seconds[..., k] for k in range(len(PHASES))),
+            forward,
+            backward,
+            weight,
+            before,
+            after,
             compute=self._whole_step(compute),
             communication=self._whole_step(collectives),
             parameters=held[..., HELD.index("parameters")],

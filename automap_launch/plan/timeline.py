@@ -198,9 +198,8 @@ def _ends_together(tasks: _Tasks, before: Array, durations: Array) -> Array:
     stages, columns = before.shape[1], np.ascontiguousarray(durations.T)
     ends = np.empty((stages + len(tasks.after), len(before)))
     ends[:stages] = before.T
-    own = iter(ends[stages:])
-    for first, second, column, end in zip(tasks.after, tasks.waits, tasks.duration, own, strict=True):
-        np.maximum(ends[first], ends[second], out=end)
-        end += columns[column]
+    for first, second, column, own in zip(tasks.after, tasks.waits, tasks.duration, ends[stages:], strict=True):
+        np.maximum(ends[first], ends[second], out=own)
+        np.add(own, columns[column], out=own)
     last: Array = ends[list(tasks.last)].T
     return last

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from automap_launch.errors import CaptureError
 from automap_launch.program.batch import batch_arguments, batch_class
-from automap_launch.program.blocks import find_blocks
+from automap_launch.program.blocks import MAX_BLOCKS, find_blocks
 from automap_launch.program.flatten import flatten
 from automap_launch.program.flops import flops_of, is_fusable
 from automap_launch.program.graph import Graph, Node, where
@@ -22,13 +22,16 @@ from automap_launch.program.ties import tie
 from automap_launch.train_step import TrainStep
 
 
-def analyse(step: TrainStep, platform: str = "cpu", local_statistics: bool = False) -> Program:
+def analyse(
+    step: TrainStep, platform: str = "cpu", local_statistics: bool = False, max_blocks: int = MAX_BLOCKS
+) -> Program:
     """Groups, batch, parts and costs of a step.
 
     Args:
       step: as captured.
       platform: which of the step's modules to read.
       local_statistics: allow micro-batches statistics of their own (batch norm).
+      max_blocks: into which the forward part is cut at most.
 
     Raises:
       CaptureError: the step holds no module for `platform`, its module is damaged or does not match its arguments,
@@ -56,6 +59,8 @@ def analyse(step: TrainStep, platform: str = "cpu", local_statistics: bool = Fal
     ways = batch_arguments(graph, linkage, batch, step.arguments)
     batch_analysis = best_way(graph, ways, _arrays_of_state(graph, step), local_statistics)
     groups, number = _groups(graph, linkage, step, parts.parameters, batch)
+    read_batch = [k for k, argument in enumerate(step.arguments) if argument.role == "batch"]
+    blocks, homes = find_blocks(graph, parts, Owners(graph, step, parts), read_batch, max_blocks)
     return Program(
         step=step,
         values=tuple(graph.values),
@@ -83,9 +88,8 @@ def analyse(step: TrainStep, platform: str = "cpu", local_statistics: bool = Fal
         dim_groups=tuple(tuple(None if c is None else number[c] for c in dims) for dims in linkage.classes),
         notes=tuple(graph.notes),
         batch_analysis=batch_analysis,
-        blocks=find_blocks(
-            graph, parts, Owners(graph, step, parts), [k for k, a in enumerate(step.arguments) if a.role == "batch"]
-        ),
+        blocks=blocks,
+        homes=homes,
     )
 
 

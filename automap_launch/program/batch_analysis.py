@@ -149,3 +149,23 @@ class Block:
     residual_bytes: int
     boundary_bytes: int
     tied: tuple[int, ...] = ()
+
+
+# (block, share) pairs, in the order of blocks; the shares add up to 1.
+Shares = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Homes:
+    """The blocks of a program that operations and arguments belong to.
+
+    Attributes:
+      ops: by operation. A forward operation is in its own block; a backward one in that whose forward values it reads;
+        an update, and what is made of parameters alone, where the parameters are. A loop over layers is shared by the
+        blocks of its iterations.
+      arguments: by argument. A parameter is in the first block that reads it; state with the parameter that it is
+        updated with; a batch argument in the first block that reads it; all else in block 0.
+    """
+
+    ops: tuple[Shares, ...] = ()
+    arguments: tuple[Shares, ...] = ()

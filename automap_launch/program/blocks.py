@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
-from automap_launch.program.batch_analysis import Block
+from automap_launch.program.batch_analysis import Block, Homes, Shares
 from automap_launch.program.batch_states import independent_of
 from automap_launch.program.cuts import choose_cuts
 from automap_launch.program.flops import flops_of
@@ -21,8 +21,8 @@ _NEW_RESIDUAL = 10  # weight of a byte that crosses within a layer that is recom
 
 def find_blocks(
     graph: Graph, parts: Parts, owners: Owners, batch: Iterable[int], max_blocks: int = MAX_BLOCKS
-) -> tuple[Block, ...]:
-    """Blocks in order; none where the step has no forward part.
+) -> tuple[tuple[Block, ...], Homes]:
+    """Blocks in order, and what belongs to each; none where the step has no forward part.
 
     Args:
       graph, parts: the step. owners: which state belongs to which parameter. batch: indices of batch arguments.
@@ -31,11 +31,12 @@ def find_blocks(
     forward = Forward(graph, parts, owners, independent_of(graph, [graph.arguments[k] for k in batch]))
     pieces = forward.pieces()
     if not pieces:
-        return ()
+        return (), Homes()
     cuts = choose_cuts([piece.flops for piece in pieces], forward.crossing(_weights(graph, parts)), max_blocks)
     runs = [pieces[a:b] for a, b in pairwise([0, *cuts, len(pieces)])]
     sent = forward.crossing(lambda v: graph.values[v].bytes)
-    return _Contents(graph, parts, owners, forward, runs).blocks([sent[cut] for cut in cuts] + [0])
+    contents = _Contents(graph, parts, owners, forward, runs)
+    return contents.blocks([sent[cut] for cut in cuts] + [0]), contents.homes()
 
 
 def _weights(graph: Graph, parts: Parts) -> Callable[[int], int]:
@@ -63,6 +64,9 @@ class _Contents:
         for b, run in enumerate(runs):
             for piece in run:
                 self.shares[piece.unit][b] += 1 / forward.units[piece.unit].iterations
+        self.owned: dict[int, dict[int, float]] = defaultdict(dict)  # parameter -> block -> share of it
+        self.backward_unit = self._backward_units()
+        self._loop_units = {unit.loop: u for u, unit in enumerate(forward.units) if unit.loop is not None}
 
     def blocks(self, boundaries: Sequence[int]) -> tuple[Block, ...]:
         backward = self._backward()
@@ -72,7 +76,7 @@ class _Contents:
         states: list[float] = [0] * len(self.runs)
         users: Counter[int] = Counter()
         whole: set[int] = set()
-        owned: dict[int, dict[int, float]] = defaultdict(dict)  # parameter -> block -> share of it
+        owned = self.owned
         for u in self.forward.order:
             unit = self.forward.units[u]
             found = self.owners.reads(self.graph.nodes[k] for k in self.forward.with_constants(unit))
@@ -122,11 +126,61 @@ class _Contents:
                 spans[loop].append(piece.iteration)
         return tuple((loop, min(places), max(places) + 1) for loop, places in spans.items())
 
+    def homes(self) -> Homes:
+        """After `blocks`, which finds where each parameter is."""
+        first_reader: dict[int, int] = {}
+        for u in reversed(self.forward.order):
+            for k in self.forward.with_constants(self.forward.units[u]):
+                first_reader.update(dict.fromkeys(self.graph.nodes[k].operands, u))
+        arguments: list[Shares] = []
+        for k, v in enumerate(self.graph.arguments):
+            parameters = (k,) if k in self.owned else self.owners.updated_with(v)
+            if not parameters and v in first_reader:
+                arguments.append(((min(self.shares[first_reader[v]]), 1.0),))
+            else:
+                arguments.append(self._where(parameters))
+        return Homes(tuple(self._home(k) for k in range(len(self.graph.nodes))), tuple(arguments))
+
+    def _home(self, k: int) -> Shares:
+        node, part = self.graph.nodes[k], self.parts.parts[k]
+        unit = self.forward.unit_of.get(k, self.backward_unit.get(k))
+        if unit is None and part == "constant" and node.loop is not None:
+            unit = self._loop_units.get(node.loop)
+        if unit is not None:
+            return tuple(sorted(self.shares[unit].items()))
+        if part == "constant":
+            return self._where({p for v in node.results for p in self.owners.made_from(v)})
+        for v in (*node.results, *node.operands):
+            parameters = self.owners.updated_with(v)
+            if parameters:
+                return self._where(parameters)
+        return ((0, 1.0),)
+
+    def _where(self, parameters: Iterable[int]) -> Shares:
+        """The blocks of parameters, by their bytes."""
+        shares: dict[int, float] = defaultdict(float)
+        sizes = {p: max(1, self.owners.bytes_of(p)) for p in parameters if p in self.owned}
+        for p, size in sizes.items():
+            for b, share in self.owned[p].items():
+                shares[b] += share * size / sum(sizes.values())
+        return tuple(sorted(shares.items())) or ((0, 1.0),)
+
     def _backward(self) -> list[float]:
-        """Backward flops of each block. An operation belongs to the latest unit that has the forward values it reads,
-        else to the latest that reads its parameters, but to none later than its backward operands do; a backward loop
-        as a whole to the loop whose stacks it takes apart."""
+        """Backward flops of each block."""
         flops = [0.0] * len(self.runs)
+        for k, unit in self.backward_unit.items():
+            node = self.graph.nodes[k]
+            for b, share in self.shares[unit].items():
+                flops[b] += share * flops_of(self.graph, node) * node.times
+        return flops
+
+    def _backward_units(self) -> dict[int, int]:
+        """By backward operation, a unit of the forward part.
+
+        An operation belongs to the latest unit that has the forward values it reads, else to the latest that reads its
+        parameters, but to none later than its backward operands do; a backward loop as a whole to the loop whose
+        stacks it takes apart.
+        """
         place = {u: p for p, u in enumerate(self.forward.order)}
         home: dict[int, int] = {}  # by node: the unit
         loops: dict[int, Counter[int]] = defaultdict(Counter)
@@ -157,14 +211,12 @@ class _Contents:
                 for u in units:
                     loops[node.loop][u] += self.forward.units[u].iterations > 1
         for k in nodes:
-            node = self.graph.nodes[k]
-            unit = home.get(k, self.forward.order[-1])
-            taken_apart = loops[node.loop].most_common(1) if node.loop is not None else []
+            home.setdefault(k, self.forward.order[-1])
+            loop = self.graph.nodes[k].loop
+            taken_apart = loops[loop].most_common(1) if loop is not None else []
             if taken_apart and taken_apart[0][1]:
-                unit = taken_apart[0][0]
-            for b, share in self.shares[unit].items():
-                flops[b] += share * flops_of(self.graph, node) * node.times
-        return flops
+                home[k] = taken_apart[0][0]
+        return home
 
     def _readers(self) -> dict[int, set[int]]:
         """By parameters (bits), the units that read them."""

@@ -50,6 +50,8 @@ class Owners:
                     self.depends[v] |= made
                 if self._walks(node) or not self.slices.isdisjoint(node.operands):
                     self.slices.update(node.results)
+        self._connected = UnionFind(len(graph.values))
+        self._homes: dict[int, list[int]] = {}
         self._state = self._optimizer_state(step)
 
     def bytes_of(self, parameter: int) -> int:
@@ -58,6 +60,19 @@ class Owners:
     def state_bytes(self, parameter: int) -> int:
         """Bytes of the optimizer state that is updated with a parameter."""
         return self._state.get(parameter, 0)
+
+    def updated_with(self, value: int) -> tuple[int, ...]:
+        """Parameters that the update connects a value with: optimizer state with its parameter, gradients too."""
+        return tuple(self._homes.get(self._connected.find(value), ()))
+
+    def made_from(self, value: int) -> tuple[int, ...]:
+        """Parameters that a value is made from without the batch."""
+        bits, found = self.depends[value], []
+        while bits:
+            lowest = bits & -bits
+            found.append(self.parts.parameters[lowest.bit_length() - 1])
+            bits ^= lowest
+        return tuple(found)
 
     def reads(self, nodes: Iterable[Node]) -> Reads:
         """Parameters that operations read."""
@@ -68,7 +83,7 @@ class Owners:
                 if not bits or node.name == "loop_carry" or v in self.slices:
                     continue
                 into = found.sliced if position == 0 and self._walks(node) else found.whole
-                into.update(k for bit, k in enumerate(self.parts.parameters) if bits >> bit & 1)
+                into.update(self.made_from(v))
         return found
 
     def _walks(self, node: Node) -> bool:
@@ -81,8 +96,8 @@ class Owners:
         return any(w == 1 < size for w, size in zip(node.attributes["slice_sizes"], shape, strict=True))
 
     def _optimizer_state(self, step: TrainStep) -> dict[int, int]:
-        """By parameter: what the update connects with it element by element, or by sums of its elements."""
-        graph, sets = self.graph, UnionFind(len(self.graph.values))
+        """Bytes by parameter: of what the update connects with it element by element, or by sums of its elements."""
+        graph, sets = self.graph, self._connected
         large = [value.size > 1 for value in graph.values]
         for node, part in zip(graph.nodes, self.parts.parts, strict=True):
             if part == "update":
@@ -93,7 +108,7 @@ class Owners:
             if result.replaces is not None and large[value]:
                 sets.union(value, graph.arguments[result.replaces])
                 state[result.replaces] = graph.values[value].bytes
-        homes: dict[int, list[int]] = {}
+        homes = self._homes
         for k in self.parts.parameters:
             homes.setdefault(sets.find(graph.arguments[k]), []).append(k)
         sizes: dict[int, int] = dict.fromkeys(self.parts.parameters, 0)

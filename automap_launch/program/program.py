@@ -7,10 +7,10 @@ partitioned alike (Auto-MAP, section on task-specific pruning); it is the unit o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from automap_launch.program.batch_analysis import BatchAnalysis, Block
+from automap_launch.program.batch_analysis import BatchAnalysis, Block, Homes
 from automap_launch.train_step import SourceLine, TrainStep
 
 Part = Literal["forward", "backward", "update", "constant"]
@@ -122,6 +122,7 @@ class Program:
       notes: what the analysis could not follow, with the user's line.
       batch_analysis: how the step runs in micro-batches; None where it was not analysed.
       blocks: the forward part between its candidate pipeline cuts, in order.
+      homes: the blocks that operations and arguments belong to; empty where there are no blocks.
     """
 
     step: TrainStep
@@ -136,3 +137,4 @@ class Program:
     notes: tuple[str, ...] = ()
     batch_analysis: BatchAnalysis | None = None
     blocks: tuple[Block, ...] = ()
+    homes: Homes = field(default_factory=Homes)

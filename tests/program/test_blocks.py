@@ -38,7 +38,7 @@ def totals(program):
     return flops["forward"], flops["backward"], parameters, state - parameters
 
 
-@pytest.mark.parametrize(
+MODELS = pytest.mark.parametrize(
     "model",
     [
         models.mlp((24, 64, 64, 64, 8)),
@@ -49,6 +49,9 @@ def totals(program):
     ],
     ids=["mlp", "lm", "scan", "scan_remat", "cnn"],
 )
+
+
+@MODELS
 def test_blocks_hold_everything_once(model):
     program = program_of(model)
     forward, backward, parameters, state = totals(program)
@@ -58,6 +61,27 @@ def test_blocks_hold_everything_once(model):
     assert sum(b.state_bytes for b in program.blocks) == pytest.approx(state, abs=8)
     ops = [k for block in program.blocks for k in block.ops]
     assert len(ops) == len(set(ops))
+
+
+@MODELS
+def test_homes_agree_with_the_blocks(model):
+    program = program_of(model)
+    flops = {part: [0.0] * len(program.blocks) for part in ("forward", "backward", "constant", "update")}
+    for op, home in zip(program.ops, program.homes.ops, strict=True):
+        assert sum(share for _, share in home) == pytest.approx(1)
+        for b, share in home:
+            flops[op.part][b] += share * op.flops * op.times
+    assert flops["forward"] == pytest.approx([b.flops for b in program.blocks], rel=1e-3, abs=1)
+    assert flops["backward"] == pytest.approx([b.backward_flops for b in program.blocks], rel=1e-3, abs=1)
+    trained = set(program.parameters)
+    parameters, state = [0.0] * len(program.blocks), [0.0] * len(program.blocks)
+    for k, home in enumerate(program.homes.arguments):
+        assert sum(share for _, share in home) == pytest.approx(1)
+        if program.step.arguments[k].role == "state" and program.step.arguments[k].shape:
+            for b, share in home:
+                (parameters if k in trained else state)[b] += share * program.values[program.arguments[k]].bytes
+    assert parameters == pytest.approx([b.parameter_bytes for b in program.blocks], abs=8)
+    assert state == pytest.approx([b.state_bytes for b in program.blocks], abs=8)
     assert program.blocks[-1].boundary_bytes == 0
 
 
@@ -114,7 +138,7 @@ def test_no_more_blocks_than_allowed():
     owners = Owners(graph, step, parts)
     batch_arguments = [k for k, a in enumerate(step.arguments) if a.role == "batch"]
     for most in (1, 2, 3, 5):
-        blocks = find_blocks(graph, parts, owners, batch_arguments, most)
+        blocks, _ = find_blocks(graph, parts, owners, batch_arguments, most)
         assert 1 <= len(blocks) <= most
         flops = [b.flops for b in blocks]
         assert most == 1 or max(flops) < 3 * min(flops)
