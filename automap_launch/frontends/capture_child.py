@@ -26,6 +26,7 @@ from automap_launch.frontends.functions_seen import Call
 from automap_launch.frontends.script import UserFailure, run_script, user_traceback
 from automap_launch.frontends.side_effects import redirect_writes
 from automap_launch.frontends.silent_wandb import disable_wandb
+from automap_launch.frontends.trax import hook as trax_hook
 from automap_launch.units import parse_bytes
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
@@ -106,6 +107,7 @@ def main() -> NoReturn:
     task = CaptureTask.from_dict(json.loads(Path(sys.argv[1]).read_text()))
     leave_with_parent()
     disable_wandb()
+    trax_hook.install(writes=False)
     CaptureRun(task, redirect_writes(Path(task.scratch))).run()
 
 

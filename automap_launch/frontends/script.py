@@ -17,6 +17,7 @@ from typing import Any
 
 from automap_launch.errors import ConfigError
 from automap_launch.frontends.source_lines import add_users_folder, is_users
+from automap_launch.frontends.trax import hook as trax_hook
 from automap_launch.train_step import Entry
 
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
@@ -59,7 +60,7 @@ def run_script(entry: Entry) -> None:
         sys.argv = [module, *entry.args]
         sys.path[0:0] = [os.getcwd()]
         add_users_folder(check_module(module))
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        runpy.run_module(module, trax_hook.globals_of(module), run_name="__main__", alter_sys=True)
 
 
 def _run_file(path: str) -> None:

@@ -24,6 +24,7 @@ from automap_launch.errors import AutomapError
 from automap_launch.frontends.config import FrontendConfig
 from automap_launch.frontends.side_effects import COLLECTIVE_WRITERS, redirect_writes
 from automap_launch.frontends.silent_wandb import disable_wandb
+from automap_launch.frontends.trax import hook as trax_hook
 from automap_launch.launcher.agreement import check_same_program, check_same_state
 from automap_launch.launcher.environment_record import write_environment
 from automap_launch.launcher.failure import FailureRecord
@@ -116,6 +117,7 @@ def _prepare(spec: LaunchSpec, rank: int, feed: Feed, meter: Meter) -> None:
         enter_single_world()
     elif spec.processes > 1:
         read_everywhere()
+    trax_hook.install(writes=rank == 0)
     if rank > 0:
         disable_wandb()
         redirect_writes(spec.folder.rank_files(rank), COLLECTIVE_WRITERS, keep=[spec.folder.logs], shared=True)
