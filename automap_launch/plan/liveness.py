@@ -49,22 +49,30 @@ class Liveness:
     Attributes:
       activations, gradients: float64[moments, kinds]. Arguments, and results that take a donated argument's place,
         are not counted: they are state.
+      births: the tensors.
     """
 
     kinds: tuple[Kind, ...]
     activations: npt.NDArray[np.float64]
     gradients: npt.NDArray[np.float64]
+    births: tuple[Birth, ...] = ()
 
 
 @dataclass
-class _Birth:
-    """A tensor in memory, alive from operation `at` to operation `dies`."""
+class Birth:
+    """A tensor in memory, alive from operation `at` to operation `dies`.
+
+    `made`: the last operation that makes it or writes into it. `residual`: made in the forward part, read in the
+    backward part.
+    """
 
     at: int
     dies: int
     kind: Kind
     bytes: int
     gradient: bool
+    made: int
+    residual: bool = False
 
 
 def liveness_of(program: Program, traffic: Traffic, rules: PlatformRules) -> Liveness:
@@ -80,6 +88,7 @@ def liveness_of(program: Program, traffic: Traffic, rules: PlatformRules) -> Liv
     makers = {value: i for i, op in enumerate(ops) for value in op.results}
     last_use = dict.fromkeys(kept - in_place, end)
     update_uses = set()
+    backward_uses = {value for op in ops if op.part == "backward" for value in op.operands}
     for i in range(len(ops) - 1, -1, -1):
         op = ops[i]
         # What a fused operation reads is read where the chain that it is part of runs.
@@ -99,7 +108,7 @@ def liveness_of(program: Program, traffic: Traffic, rules: PlatformRules) -> Liv
         for value, result in zip(program.results, step.results, strict=True)
         if result.replaces in set(program.parameters)
     }
-    births: dict[int, _Birth] = {}
+    births: dict[int, Birth] = {}
     homes: dict[int, int] = {}
     for i, op in enumerate(ops):
         for value in op.results:
@@ -109,6 +118,8 @@ def liveness_of(program: Program, traffic: Traffic, rules: PlatformRules) -> Liv
                 homes[value] = home
                 own = births[home]
                 own.gradient |= gradient
+                own.made = max(own.made, i) if op.name != "loop_carry" else own.made
+                own.residual |= value in backward_uses and ops[own.made].part == "forward"
                 if op.part == "update" and op.times > 1:
                     # Gradients that a loop stacks up: the compiler keeps the stack as the update wants it.
                     own.kind = replace(own.kind, stored_from=STORAGES.index("optimizer"))
@@ -116,7 +127,8 @@ def liveness_of(program: Program, traffic: Traffic, rules: PlatformRules) -> Liv
                 kind = Kind(frozenset(g for g in program.dim_groups[value] if g is not None))
                 if op.part == "update" and values[value].shape and program.batch not in kind.groups:
                     kind = replace(kind, stored_from=STORAGES.index("state" if value in parameters else "optimizer"))
-                births[value] = _Birth(i, last_use.get(value, i), kind, values[value].bytes, gradient)
+                residual = op.part == "forward" and value in backward_uses
+                births[value] = Birth(i, last_use.get(value, i), kind, values[value].bytes, gradient, i, residual)
     alive = [*births.values(), *(_window_indices(program, makers) if rules.window_indices else [])]
     kinds = {kind: number for number, kind in enumerate(dict.fromkeys(birth.kind for birth in alive))}
     curves = np.zeros((2, end + 2, max(len(kinds), 1)))
@@ -126,7 +138,7 @@ def liveness_of(program: Program, traffic: Traffic, rules: PlatformRules) -> Liv
     curves = curves.cumsum(axis=1)[:, :end] if end else curves[:, :1]
     moments = _peaks(curves.sum(axis=0), [k for kind, k in kinds.items() if program.batch in kind.groups])
     names = tuple(kinds) or (Kind(frozenset()),)
-    return Liveness(names, curves[0, moments], curves[1, moments])
+    return Liveness(names, curves[0, moments], curves[1, moments], tuple(alive))
 
 
 def _peaks(live: npt.NDArray[np.float64], batch_kinds: list[int]) -> npt.NDArray[np.int64]:
@@ -138,7 +150,7 @@ def _peaks(live: npt.NDArray[np.float64], batch_kinds: list[int]) -> npt.NDArray
     return np.array(sorted(found), dtype=np.int64)
 
 
-def _window_indices(program: Program, makers: dict[int, int]) -> list[_Birth]:
+def _window_indices(program: Program, makers: dict[int, int]) -> list[Birth]:
     """Indices that a max-pooling's gradient is computed with: for each dim, one an input and one an output element.
 
     They are made as soon as the input is there.
@@ -149,7 +161,8 @@ def _window_indices(program: Program, makers: dict[int, int]) -> list[_Birth]:
             image, windows = (program.values[v] for v in op.operands[:2])
             kind = Kind(frozenset(g for g in program.dim_groups[op.operands[0]] if g is not None))
             size = _INDEX_BYTES * len(image.shape) * (image.size + windows.size)
-            found.append(_Birth(makers.get(op.operands[0], 0), i, kind, size, gradient=False))
+            made = makers.get(op.operands[0], 0)
+            found.append(Birth(made, i, kind, size, gradient=False, made=made, residual=True))
     return found
 
 

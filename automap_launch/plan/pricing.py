@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -12,12 +12,13 @@ import numpy.typing as npt
 
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.cluster.collectives import Kind
-from automap_launch.plan.cases import AXES, Collective, case_of, gather_case
+from automap_launch.plan.cases import AXES, Case, Collective, case_of, gather_case
 from automap_launch.plan.decision import STORAGES
 from automap_launch.plan.platforms import PlatformRules, rules_of
 from automap_launch.plan.rows import Row, Tensor, rows_of
 from automap_launch.plan.sharding import DATA, MODEL, spec_of, storage_spec
 from automap_launch.plan.traffic import Traffic
+from automap_launch.program.batch_analysis import Shares
 from automap_launch.program.program import Part, Program
 
 Array = npt.NDArray[np.float64]
@@ -42,8 +43,8 @@ _NEVER = len(STORAGES)
 
 
 @dataclass(frozen=True)
-class _Argument:
-    """Arguments of one shape and use. `count`: how many they are.
+class StepArgument:
+    """Arguments of one shape and use. `count`: how many they are. `blocks`: of that, how much is in which block.
 
     `stored_from`: the storage level (index in STORAGES) from which they are stored sharded over the data axis.
     """
@@ -52,13 +53,14 @@ class _Argument:
     column: int
     stored_from: int
     count: int = 1
+    blocks: Shares = ((0, 1.0),)
 
 
 class RowSets:
     """The rows and arguments of a program by the set of groups that they touch.
 
     Attributes:
-      groups: the sets, in the order of their index.
+      groups: the sets, in the order of their index. rows, arguments: of each set.
     """
 
     def __init__(self, program: Program, traffic: Traffic, cluster: Cluster) -> None:
@@ -68,13 +70,13 @@ class RowSets:
         for row in rows_of(program, traffic):
             for part in [row] if len(row.groups) <= _MAX_GROUPS else _apart(row):
                 rows.setdefault(part.groups, []).append(part)
-        arguments: dict[frozenset[int], list[_Argument]] = {}
+        arguments: dict[frozenset[int], list[StepArgument]] = {}
         for argument in _arguments_of(program):
             groups = frozenset(g for g in argument.tensor.groups if g is not None)
             arguments.setdefault(groups, []).append(argument)
         self.groups = tuple(dict.fromkeys([*rows, *arguments]))
-        self._rows = [rows.get(groups, []) for groups in self.groups]
-        self._arguments = [arguments.get(groups, []) for groups in self.groups]
+        self.rows = [rows.get(groups, []) for groups in self.groups]
+        self.arguments = [arguments.get(groups, []) for groups in self.groups]
 
     def price(self, index: int, axes: Mapping[int, str], mesh: Mapping[str, int], storage: int) -> Array:
         """float64[WIDTH]: the columns of one set.
@@ -85,23 +87,27 @@ class RowSets:
           storage: index in STORAGES.
         """
         columns = np.zeros(WIDTH)
-        device, curves = self._cluster.device, self._cluster.curves
-        speed = min(curves.alone_speedup, self._cluster.devices / (mesh[DATA] * mesh[MODEL]))
-        for row in self._rows[index]:
+        speed = min(self._cluster.curves.alone_speedup, self._cluster.devices / (mesh[DATA] * mesh[MODEL]))
+        for row in self.rows[index]:
             case = case_of(row, axes, mesh, self.rules, scattered=storage > 0)
-            peak = device.peak_flops.get(row.dtype, device.peak_flops["float32"])
-            seconds = max(case.flops / peak, case.bytes / device.memory_bandwidth)
-            if any(t.counted for t in row.results):
-                seconds += curves.op_seconds
-            columns[PARTS.index(row.part)] += row.count * seconds / speed
+            columns[PARTS.index(row.part)] += row.count * self.seconds(row, case) / speed
             columns[FLOPS] += row.count * case.flops
             _add(columns, case.collectives, row.count)
-        for argument in self._arguments[index]:
+        for argument in self.arguments[index]:
             self._price_argument(columns, argument, axes, mesh, storage)
         return columns
 
+    def seconds(self, row: Row, case: Case) -> float:
+        """Seconds of one run of a row, its collectives apart."""
+        device = self._cluster.device
+        peak = device.peak_flops.get(row.dtype, device.peak_flops["float32"])
+        seconds = max(case.flops / peak, case.bytes / device.memory_bandwidth)
+        if any(t.counted for t in row.results):
+            seconds += self._cluster.curves.op_seconds
+        return seconds
+
     def _price_argument(
-        self, columns: Array, argument: _Argument, axes: Mapping[int, str], mesh: Mapping[str, int], storage: int
+        self, columns: Array, argument: StepArgument, axes: Mapping[int, str], mesh: Mapping[str, int], storage: int
     ) -> None:
         tensor = argument.tensor
         spec = spec_of(tensor.groups, tensor.shape, axes, mesh)
@@ -134,18 +140,21 @@ def _apart(row: Row) -> list[Row]:
     return [replace(part, contracted=(), whole=()) for part in (*operands, *results)]
 
 
-def _arguments_of(program: Program) -> list[_Argument]:
+def _arguments_of(program: Program) -> list[StepArgument]:
     parameters = set(program.parameters)
-    counts: Counter[_Argument] = Counter()
+    counts: Counter[StepArgument] = Counter()
+    blocks: dict[StepArgument, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for i, (value, argument) in enumerate(zip(program.arguments, program.step.arguments, strict=True)):
         tensor = Tensor(
             program.values[value].shape, program.values[value].dtype, program.dim_groups[value], counted=False
         )
         if i in parameters:
-            use = _Argument(tensor, PARAMETERS, STORAGES.index("state"))
+            use = StepArgument(tensor, PARAMETERS, STORAGES.index("state"))
         elif argument.role == "state":
-            use = _Argument(tensor, OPTIMIZER, STORAGES.index("optimizer"))
+            use = StepArgument(tensor, OPTIMIZER, STORAGES.index("optimizer"))
         else:
-            use = _Argument(tensor, OTHER, _NEVER)
+            use = StepArgument(tensor, OTHER, _NEVER)
         counts[use] += 1
-    return [replace(use, count=count) for use, count in counts.items()]
+        for block, share in program.homes.arguments[i] if program.homes.arguments else ((0, 1.0),):
+            blocks[use][block] += share
+    return [replace(use, count=count, blocks=tuple(blocks[use].items())) for use, count in counts.items()]

@@ -5,11 +5,12 @@ A deep model repeats its layers, so tens of thousands of operations are a few hu
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from automap_launch.plan.sharding import Groups
 from automap_launch.plan.traffic import Traffic
+from automap_launch.program.batch_analysis import Shares
 from automap_launch.program.program import ITEM_BYTES, Op, Part, Program
 
 PRODUCTS = frozenset({"dot_general", "convolution"})
@@ -42,11 +43,13 @@ class Row:
       whole: (index into operands + results, dim) pairs that must be gathered here before the row can run.
       again: operands that a product before this one read: where they have to be gathered, they are already.
       gradient: its partial sums are gradients: no other part of the step waits for them but the update.
+      once: it needs no batch, or is part of the update: it runs once a step however many micro-batches there are.
+      blocks: of `count`, how much is in which block.
     """
 
     name: str
     part: Part
-    flops: int
+    flops: float
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
     contracted: tuple[tuple[int, int], ...]
@@ -54,6 +57,8 @@ class Row:
     gradient: bool
     count: int = 1
     again: frozenset[int] = frozenset()
+    once: bool = False
+    blocks: Shares = ((0, 1.0),)
 
     @property
     def groups(self) -> frozenset[int]:
@@ -73,6 +78,7 @@ def rows_of(program: Program, traffic: Traffic) -> list[Row]:
     gathered: set[tuple[int, int]] = set()
     multiplied: set[int] = set()
     counts: Counter[Row] = Counter()
+    blocks: dict[Row, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for i, op in enumerate(program.ops):
         if op.name in _IDLE:
             continue
@@ -87,9 +93,30 @@ def rows_of(program: Program, traffic: Traffic) -> list[Row]:
         if op.name in PRODUCTS:
             again = frozenset(position for position, value in enumerate(op.operands) if value in multiplied)
             multiplied.update(op.operands)
-        row = Row(op.name, part, op.flops, operands, results, op.contracted, whole, gradient, again=again)
+        once = op.part in ("constant", "update")
+        row = Row(op.name, part, op.flops, operands, results, op.contracted, whole, gradient, again=again, once=once)
         counts[row] += op.times
-    return [replace(row, count=count) for row, count in counts.items()]
+        for block, share in program.homes.ops[i] if program.homes.ops else ((0, 1.0),):
+            blocks[row][block] += share * op.times
+    return [replace(row, count=count, blocks=tuple(blocks[row].items())) for row, count in counts.items()]
+
+
+def micro_row(row: Row, batch: int | None, micro_batches: int) -> Row:
+    """What one micro-batch runs of a row: the dim that holds the batch is `micro_batches` times smaller."""
+    if micro_batches == 1 or batch is None or row.once:
+        return row
+    operands = tuple(_micro_tensor(t, batch, micro_batches) for t in row.operands)
+    results = tuple(_micro_tensor(t, batch, micro_batches) for t in row.results)
+    smaller = (operands, results) != (row.operands, row.results)
+    return replace(row, operands=operands, results=results, flops=row.flops / (micro_batches if smaller else 1))
+
+
+def _micro_tensor(tensor: Tensor, batch: int, micro_batches: int) -> Tensor:
+    for dim, group in enumerate(tensor.groups):
+        if group == batch and tensor.shape[dim] % micro_batches == 0:
+            size = tensor.shape[dim] // micro_batches
+            return replace(tensor, shape=(*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]))
+    return tensor
 
 
 def _first_gathers(op: Op, gathered: set[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
