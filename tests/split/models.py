@@ -19,11 +19,13 @@ BATCH, LENGTH, VOCAB, WIDTH, HEADS = 16, 8, 24, 16, 2
 
 @dataclass(frozen=True)
 class Model:
-    """`step(state, batch) -> (state, metrics)`; `batch(seed)` makes numpy arrays."""
+    """`step(state, batch) -> (state, metrics)`; `batch(seed)` makes numpy arrays. `gradient(state, batch)`: of the
+    parameters, as the step takes it."""
 
     init: Callable[[], Tree]
     step: Callable[[Tree, Tree], tuple[Tree, Tree]]
     batch: Callable[[int], Tree]
+    gradient: Callable[[Tree, Tree], Tree] | None = None
 
     def capture(self, donated: bool = False) -> Captured:
         return capture(self.step, self.init(), self.batch(0), donated=donated)
@@ -53,9 +55,11 @@ def flat_run(state: Tree, metrics: list[Tree]) -> dict[str, np.ndarray]:
     return run
 
 
-def _trained(
+def trained(
     loss: Callable[..., Any], params: Callable[[], Tree], optimizer: Any, batch: Any, *, dropout: bool = False
 ) -> Model:
+    """A model from its loss `loss(params, batch, key) -> (loss, more metrics)`; the key is None without dropout."""
+
     def init() -> Tree:
         made = params()
         state = {"params": made, "opt": optimizer.init(made)}
@@ -72,11 +76,23 @@ def _trained(
             new["key"] = keys[1]
         return new, {"loss": value, "norm": optax.global_norm(grads), **more}
 
-    return Model(init, step, batch)
+    def gradient(state: Tree, data: Tree) -> Tree:
+        key = jax.random.split(state["key"])[0] if dropout else None
+        return jax.grad(lambda p: loss(p, data, key)[0])(state["params"])
+
+    return Model(init, step, batch, gradient)
 
 
-def mlp(layers: int = 4, width: int = 32, inputs: int = 12, classes: int = 5, dtype: Any = jnp.float32) -> Model:
-    """Adam; accuracy, an integer count, a maximum and per-example predictions among the metrics."""
+def mlp(
+    layers: int = 4,
+    width: int = 32,
+    *,
+    inputs: int = 12,
+    classes: int = 5,
+    dtype: Any = jnp.float32,
+    optimizer: Any = None,
+) -> Model:
+    """Adam by default; accuracy, an integer count, a maximum and per-example predictions among the metrics."""
 
     def params() -> Tree:
         sizes = [inputs, *[width] * (layers - 1), classes]
@@ -100,7 +116,7 @@ def mlp(layers: int = 4, width: int = 32, inputs: int = 12, classes: int = 5, dt
         rng = np.random.default_rng(seed)
         return {"x": rng.normal(size=(rows, inputs)).astype("f"), "y": rng.integers(0, classes, rows).astype("i")}
 
-    return _trained(loss, params, optax.adam(1e-2), batch)
+    return trained(loss, params, optimizer or optax.adam(1e-2), batch)
 
 
 def lm(
@@ -172,7 +188,7 @@ def lm(
             made["mask"] = (rng.random((rows, LENGTH)) > 0.3).astype("f")
         return made
 
-    return _trained(loss, params, optimizer or optax.adam(1e-2), batch, dropout=dropout > 0)
+    return trained(loss, params, optimizer or optax.adam(1e-2), batch, dropout=dropout > 0)
 
 
 def clipped(rate: float = 1e-2) -> Any:
