@@ -23,6 +23,7 @@ from automap_launch.plan.build import build_plan, decision_of
 from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.derive import derive_layout
+from automap_launch.plan.execution import Execution
 from automap_launch.plan.explain import explain
 from automap_launch.plan.file import check_plan, load_plan, save_plan
 from automap_launch.plan.layout import Layout
@@ -103,7 +104,7 @@ class Workflow:
             if mode == "plan":
                 return
             self._check_machine(entry, cluster)
-        self._train(entry, cluster)
+        self._train(entry, cluster, Execution.of(plan))
 
     # Phases
 
@@ -280,7 +281,7 @@ class Workflow:
             ["automap-launch", "mode=run", f"cluster={self.config.cluster.name}", plan, "--", *program, *entry.args]
         )
 
-    def _train(self, entry: Entry, cluster: Cluster) -> None:
+    def _train(self, entry: Entry, cluster: Cluster, execution: Execution) -> None:
         assert self.tracking is not None
         launcher = self.config.launcher
         each = launcher.devices_per_process or cluster.devices_per_host // launcher.processes
@@ -300,6 +301,7 @@ class Workflow:
             devices_per_process=each,
             train_step=str(self.folder.train_step.resolve()),
             layout=str(self.folder.layout.resolve()),
+            execution=execution,
             heartbeat_seconds=parse_duration(launcher.heartbeat_timeout),
             start_timeout_seconds=parse_duration(launcher.start_timeout),
         )

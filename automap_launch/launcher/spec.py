@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from automap_launch.plan.execution import Execution
 from automap_launch.run_folder import RunFolder
 from automap_launch.train_step import Entry
 
@@ -32,7 +33,7 @@ class LaunchSpec:
       processes: number of workers.
       devices_per_process: devices of each worker.
       train_step: folder of the captured step (`TrainStep.load`).
-      layout: file of the layout to run with.
+      layout: file of the layout to run with. execution: how the step is cut in time and over stages.
       heartbeat_seconds: a worker silent for this long counts as lost by the others.
       start_timeout_seconds: all workers must have met within this time.
       coordinator: `host:port` on which rank 0 serves the rendezvous; the supervisor fills it in for each attempt.
@@ -47,6 +48,7 @@ class LaunchSpec:
     devices_per_process: int
     train_step: str
     layout: str
+    execution: Execution = field(default_factory=Execution)
     heartbeat_seconds: float = 30.0
     start_timeout_seconds: float = 300.0
     coordinator: str = ""
@@ -84,5 +86,5 @@ class LaunchSpec:
         record: dict[str, Any] = json.loads(path.read_text())
         if record.get("schema") != SCHEMA:
             raise ValueError(f"{path} has schema {record.get('schema')}, this version reads {SCHEMA}")
-        entry = record.pop("entry")
-        return cls(entry=Entry(**{**entry, "args": tuple(entry["args"])}), **record)
+        entry, execution = record.pop("entry"), Execution.from_record(record.pop("execution"))
+        return cls(entry=Entry(**{**entry, "args": tuple(entry["args"])}), execution=execution, **record)

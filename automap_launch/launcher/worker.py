@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -40,7 +41,7 @@ from automap_launch.units import parse_bytes
 if TYPE_CHECKING:
     from automap_launch.frontends.deferred import DeferredTrace
     from automap_launch.frontends.lowering import LoweredStep
-    from automap_launch.frontends.substitute import StepReport, Substitute
+    from automap_launch.frontends.substitute import Runner, StepReport, Substitute
 
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
 # These stand in for functions of Python and JAX: an error in there is what the script would have met anyway.
@@ -127,16 +128,30 @@ def _prepare(spec: LaunchSpec, rank: int, feed: Feed, meter: Meter) -> None:
 def _substitute(spec: LaunchSpec, observer: StepObserver) -> Substitute:
     from automap_launch.frontends.deferred import materialize
     from automap_launch.frontends.substitute import Substitute
-    from automap_launch.runtime.executable import Executable
-    from automap_launch.runtime.mesh import make_mesh
+    from automap_launch.runtime.build import build_executable
     from automap_launch.runtime.signatures import fit, same_state
 
     step, layout = TrainStep.load(Path(spec.train_step)), Layout.load(Path(spec.layout))
-    mesh = make_mesh(layout.mesh)
 
-    def build(function: Any, lowered: LoweredStep) -> Executable:
+    def build(function: Any, lowered: LoweredStep) -> Runner:
         fitted = fit(step, layout, lowered.arguments, lowered.results)
-        return Executable(function, fitted.arguments, fitted.results, fitted.layout, mesh, materialize=materialize)
+        signature = replace(
+            step,
+            arguments=fitted.arguments,
+            results=fitted.results,
+            modules=lowered.modules,
+            fingerprint=lowered.fingerprint,
+            sources=lowered.sources,
+            has_callbacks=lowered.has_callbacks,
+        )
+        return build_executable(
+            signature,
+            fitted.layout,
+            spec.execution,
+            platform=spec.platform,
+            traced=None if isinstance(function, bytes) else function,
+            materialize=materialize,
+        )
 
     return Substitute(
         step,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from automap_launch.errors import PlanError
+from automap_launch.plan.execution import Execution
 from automap_launch.plan.layout import Layout
-from automap_launch.plan.plan import Plan
 from automap_launch.plan.sharding import DATA
 from automap_launch.program.analyse import analyse
 from automap_launch.program.flatten import flatten
@@ -31,38 +30,7 @@ from automap_launch.train_step import TrainStep
 
 Leaves = Sequence[Any]
 
-
-@dataclass(frozen=True)
-class Execution:
-    """What of a plan concerns the runtime beyond shardings.
-
-    Attributes:
-      stages, micro_batches, schedule: as in `Plan`. local_statistics: `allow_local_batch_stats`.
-      blocks: for each stage, its first and its last block of `Program.blocks`; empty: cut where it is best.
-      devices: for each stage, indices into the devices of the launch; empty: consecutive ones.
-    """
-
-    stages: int = 1
-    micro_batches: int = 1
-    schedule: str = "none"
-    local_statistics: bool = False
-    blocks: tuple[tuple[int, int], ...] = ()
-    devices: tuple[tuple[int, ...], ...] = ()
-
-    @classmethod
-    def of(cls, plan: Plan) -> Execution:
-        return cls(
-            stages=len(plan.stages),
-            micro_batches=plan.micro_batches,
-            schedule=plan.schedule,
-            local_statistics=plan.allow_local_batch_stats,
-            blocks=tuple(stage.blocks for stage in plan.stages) if len(plan.stages) > 1 else (),
-            devices=tuple(stage.devices for stage in plan.stages),
-        )
-
-    @property
-    def is_split(self) -> bool:
-        return self.stages > 1 or self.micro_batches > 1
+__all__ = ["Execution", "build_executable", "divide"]
 
 
 def build_executable(
@@ -139,7 +107,7 @@ def build_executable(
         inner.layout,
         schedule=schedule,
         micro_batches=micro_batches,
-        devices=_of_stages(execution, chosen),
+        devices=[[chosen[i] for i in stage] for stage in execution.devices_of(len(chosen))],
         materialize=materialize,
     )
     if set(whole.chunks) == {1}:
@@ -170,12 +138,3 @@ def _wanted(program: Program, execution: Execution, platform: str) -> Callable[[
             raise PlanError(f"the plan's stages are not this step's: {error}") from error
 
     return wanted
-
-
-def _of_stages(execution: Execution, devices: Sequence[Any]) -> list[list[Any]]:
-    if execution.devices:
-        return [[devices[i] for i in stage] for stage in execution.devices]
-    if len(devices) % execution.stages:
-        raise ValueError(f"{len(devices)} devices cannot be divided among {execution.stages} stages")
-    size = len(devices) // execution.stages
-    return [list(devices[s * size : (s + 1) * size]) for s in range(execution.stages)]

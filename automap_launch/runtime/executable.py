@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,12 +13,12 @@ from automap_launch.plan.layout import Layout
 from automap_launch.runtime import mesh as meshes
 from automap_launch.runtime.jax_internals import jit, shardings_of, with_weak_type
 from automap_launch.runtime.module_function import ModuleFunction, key_implementation
+from automap_launch.runtime.one_in_flight import OneInFlight
 from automap_launch.runtime.placement import Materialize, is_deferred, place
+from automap_launch.runtime.precision import Precision
 from automap_launch.train_step import Argument, Result
 
 Leaves = Sequence[Any]
-
-_WIDE = frozenset({"float64", "int64", "uint64", "complex128"})
 
 
 class Executable:
@@ -67,23 +65,17 @@ class Executable:
         self._seen: list[Any] = list(self.shardings)
         traced = ModuleFunction(function, arguments, results) if isinstance(function, bytes) else function
         self._jitted = self._jit(traced)
-        # XLA's CPU devices share a pool of threads. With several steps in flight, collectives of one can take all of
-        # them and wait for each other for ever.
-        self._one_in_flight = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu" and bool(self.results)
-        self._smallest = min(range(len(self.results)), key=lambda i: math.prod(self.results[i].shape), default=0)
-        self._last: Any = None
+        self._in_flight = OneInFlight(tuple(mesh.devices.flat), self.results)
         self._weak_arguments = [i for i, a in enumerate(self.arguments) if a.weak_type]
         self._weak_results = [i for i, r in enumerate(self.results) if r.weak_type]
-        self._wide = not _WIDE.isdisjoint([a.dtype for a in arguments] + [r.dtype for r in results])
+        self._precision = Precision(self.arguments, self.results)
 
     def __call__(self, leaves: Leaves) -> list[Any]:
         """Runs one step; returns its flat results, still being computed. `leaves` are placed first where need be."""
-        if self._one_in_flight and self._last is not None and not self._last.is_deleted():
-            self._last.block_until_ready()
+        self._in_flight.wait()
         with self._precision():
             results = list(self._jitted(*self.place(leaves)))
-        if self._one_in_flight:
-            self._last = results[self._smallest]
+        self._in_flight.started(results)
         for index in self._weak_results:
             results[index] = with_weak_type(results[index], True)
         return results
@@ -159,13 +151,6 @@ class Executable:
         if result.replaces is not None and self.arguments[result.replaces].shape == result.shape:
             return self.shardings[result.replaces]
         return meshes.sharding(self.mesh, self.layout.results[index])
-
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        """64-bit types of the module hold also where the script has not turned them on (another front end's step)."""
-        if self._wide and not jax.config.jax_enable_x64:
-            wide: contextlib.AbstractContextManager[Any] = jax.enable_x64(True)
-            return wide
-        return contextlib.nullcontext()
 
     @staticmethod
     def _abstract(argument: Argument, sharding: Any) -> Any:

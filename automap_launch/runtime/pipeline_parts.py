@@ -38,6 +38,23 @@ class Reads:
     alike: tuple[int, ...]
 
 
+def flow_spec(pipeline: Pipeline, value: int, replicas: int) -> PartitionSpec:
+    """Of a value handed on within a micro-batch: examples over `data`, or one entry a replica in front."""
+    if replicas == 1:
+        return PartitionSpec()
+    state = pipeline.analysis.states[value]
+    return PartitionSpec(*[None] * state.dim, DATA) if state.kind == "batch" else PartitionSpec(DATA)
+
+
+def flow_shape(pipeline: Pipeline, value: int, replicas: int) -> tuple[int, ...]:
+    """Of the same: the examples of one micro-batch."""
+    shape, state = pipeline.graph.shape(value), pipeline.analysis.states[value]
+    if state.kind == "batch":
+        size = shape[state.dim] * replicas // pipeline.pieces
+        return (*shape[: state.dim], size, *shape[state.dim + 1 :])
+    return (replicas, *shape) if replicas > 1 else shape
+
+
 class StageParts:
     """Makes the functions of one stage.
 
@@ -62,11 +79,7 @@ class StageParts:
         return NamedSharding(self._mesh, PartitionSpec(*spec))
 
     def flow_spec(self, value: int) -> PartitionSpec:
-        """Of a value handed on within a micro-batch: examples over `data`, or one entry a replica in front."""
-        if self._replicas == 1:
-            return PartitionSpec()
-        state = self._states[value]
-        return PartitionSpec(*[None] * state.dim, DATA) if state.kind == "batch" else PartitionSpec(DATA)
+        return flow_spec(self._pipeline, value, self._replicas)
 
     def reads(self, part: PartId) -> Reads:
         rows, flows, alike = [], [], []
@@ -185,7 +198,10 @@ class StageParts:
 
         return jit(
             run,
-            out_shardings=([self.sharding(*self._spec(v)) for v in values], [None] * len(gathered)),
+            out_shardings=(
+                [self.sharding(*self._spec(v)) for v in values],
+                [self.sharding()] * len(gathered),
+            ),
         )
 
     def _put_together(self, value: int, pieces: Sequence[Any]) -> Any:

@@ -38,7 +38,7 @@ def place(leaf: Any, sharding: NamedSharding, dtype: str) -> Any:
         if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
             return leaf
         if not leaf.is_fully_addressable:
-            return _reshard(sharding)(leaf)
+            return reshard(sharding)(leaf)
         if sharding.is_fully_addressable:
             return jax.device_put(leaf, sharding)
         if key_implementation(str(leaf.dtype)):
@@ -52,6 +52,31 @@ def place(leaf: Any, sharding: NamedSharding, dtype: str) -> Any:
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
+def place_exactly(leaf: Any, sharding: NamedSharding, dtype: str) -> Any:
+    """`place`, with the result in that very sharding also where an equivalent one would do: by another one a stage's
+    functions would be compiled again. A numpy array is copied once, not at each use.
+
+    A process that has no device of `sharding` gets an array without shards.
+    """
+    if not sharding.has_addressable_devices:
+        shape = np.shape(leaf)
+        kind = leaf.dtype if isinstance(leaf, jax.Array) else np.dtype(dtype)
+        return _without_shards(tuple(shape), sharding, kind)
+    found = place(leaf, sharding, dtype)
+    if getattr(found, "sharding", None) == sharding:
+        return found
+    return jax.device_put(found if isinstance(found, jax.Array) else np.array(found), sharding)
+
+
+def _without_shards(shape: tuple[int, ...], sharding: NamedSharding, kind: Any) -> jax.Array:
+    if not jax.dtypes.issubdtype(kind, jax.dtypes.prng_key):
+        return jax.make_array_from_single_device_arrays(shape, sharding, [], dtype=kind)
+    implementation = key_implementation(str(kind))
+    words = jax.random.key_data(jax.random.key(0, impl=implementation)).shape
+    data = jax.make_array_from_single_device_arrays((*shape, *words), sharding, [], dtype=np.dtype(np.uint32))
+    return jax.random.wrap_key_data(data, impl=implementation)
 
 
 def _place_local(leaf: jax.Array, sharding: NamedSharding) -> jax.Array:
@@ -72,6 +97,6 @@ def _place_key(leaf: jax.Array, sharding: NamedSharding, dtype: str) -> jax.Arra
 
 
 @functools.lru_cache(maxsize=1024)
-def _reshard(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+def reshard(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
     moved: Callable[[jax.Array], jax.Array] = jit(lambda x: x, out_shardings=sharding)
     return moved

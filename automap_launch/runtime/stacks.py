@@ -16,11 +16,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from automap_launch.plan.layout import Layout
+from automap_launch.runtime.joint import STAGE
 from automap_launch.runtime.pipeline import PipelineExecutable
 from automap_launch.runtime.placement import Materialize, is_deferred, place
 from automap_launch.train_step import Argument, Result
-
-STAGE = "stage"
 
 Leaves = Sequence[Any]
 

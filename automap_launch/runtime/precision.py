@@ -1,0 +1,30 @@
+"""64-bit types of a step hold also where the script has not turned them on (another front end's step)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from automap_launch.train_step import Argument, Result
+
+_WIDE = frozenset({"float64", "int64", "uint64", "complex128"})
+
+
+class Precision:
+    """The types under which a step is traced and run.
+
+    Args:
+      arguments, results: of the step.
+    """
+
+    def __init__(self, arguments: Sequence[Argument], results: Sequence[Result]) -> None:
+        self._wide = not _WIDE.isdisjoint([a.dtype for a in arguments] + [r.dtype for r in results])
+
+    def __call__(self) -> contextlib.AbstractContextManager[Any]:
+        if self._wide and not jax.config.jax_enable_x64:
+            wide: contextlib.AbstractContextManager[Any] = jax.enable_x64(True)
+            return wide
+        return contextlib.nullcontext()
