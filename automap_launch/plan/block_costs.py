@@ -272,7 +272,7 @@ def join(schedule: Schedule, cases: list[tuple[BlockCosts, Ints]]) -> PipelineCo
         step_seconds=total,
         compute=compute,
         communication=communication,
-        bubble=np.maximum(total - compute - communication, 0.0),
+        bubble=np.maximum(total - compute - communication, 0.0) * (stages > 1),
         memory=np.stack([column[plans, fullest] for column in columns], axis=1),
     )
 

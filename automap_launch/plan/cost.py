@@ -6,18 +6,25 @@ for every set of rows that touch the same groups, and a sum: thousands of plans 
 
 Time of a row: max(flops / peak, bytes / bandwidth), the roofline. A step's compute is the sum over its rows, its
 communication the sum of its collectives by the alpha-beta model. Compute and communication are not assumed to overlap.
+
+A plan with several stages or micro-batches is put together from the costs of its blocks (`block_table.py`,
+`block_costs.py`) by the timeline of its schedule (`timeline.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.cluster.collectives import Kind
-from automap_launch.plan.decision import Decision
+from automap_launch.plan.block_costs import BlockCosts, join
+from automap_launch.plan.block_memory import BlockMemory, block_memory
+from automap_launch.plan.block_table import BlockTable
+from automap_launch.plan.decision import Decision, Schedule, Storage
 from automap_launch.plan.liveness import liveness_of
 from automap_launch.plan.plan import Memory
 from automap_launch.plan.pricing import (
@@ -54,13 +61,18 @@ class CollectiveUse:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted cost of one step. Seconds, and bytes that a device holds at the peak."""
+    """Predicted cost of one step. Seconds, and bytes that a device holds at the peak.
+
+    `step_seconds` = `compute` + `communication` + `bubble`. Of a pipeline, compute and communication are those of the
+    stage that is busy longest, `bubble` is the time in which it waits for others, and memory is the fullest stage's.
+    """
 
     step_seconds: float
     compute: float
     communication: float
     memory: Memory
     fits: bool
+    bubble: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -91,6 +103,7 @@ class CostModel:
         self._rows = RowSets(program, traffic, cluster)
         self._live = liveness_of(program, traffic, self._rows.rules)
         self._tables: dict[tuple[int, int], MeshTable] = {}
+        self._block_tables: dict[tuple[int, int, int, int], BlockTable] = {}
 
     def estimate(self, decision: Decision) -> Estimate:
         """The estimate of one plan. Raises ValueError as `estimate_many`."""
@@ -100,17 +113,30 @@ class CostModel:
         """Estimates, in the order of `decisions`.
 
         Raises:
-          ValueError: a decision cannot be carried out: its mesh has more devices than the cluster, or an axis does
-            not divide what it shards.
+          ValueError: a decision cannot be carried out: its stages have more devices than the cluster, an axis does
+            not divide what it shards, or the step cannot be cut into micro-batches.
         """
-        by_mesh: dict[tuple[int, int], list[int]] = {}
-        for i, decision in enumerate(decisions):
-            by_mesh.setdefault((decision.data, decision.model), []).append(i)
+        alike: dict[tuple[int, int, int, int, Schedule], list[int]] = {}
+        for i, d in enumerate(decisions):
+            alike.setdefault((d.data, d.model, d.stages, d.micro_batches, d.schedule), []).append(i)
         estimates: dict[int, Estimate] = {}
-        for places in by_mesh.values():
-            found = self._estimate_on_one_mesh([decisions[i] for i in places])
-            estimates.update(zip(places, found, strict=True))
+        for (_, _, stages, micro_batches, _), places in alike.items():
+            whole = stages == micro_batches == 1
+            estimate = self._estimate_on_one_mesh if whole else self._estimate_pipelines
+            estimates.update(zip(places, estimate([decisions[i] for i in places]), strict=True))
         return [estimates[i] for i in range(len(decisions))]
+
+    def block_costs(self, decision: Decision) -> BlockCosts:
+        """What each block costs under a decision's mesh, groups, storage and micro-batches.
+
+        Only the number of the decision's cuts matters, and its schedule does not: pipelines of all cuts and schedules
+        follow from it as `BlockCosts` says, with the very numbers of `estimate_many`.
+
+        Raises:
+          ValueError: as `estimate_many`.
+        """
+        self._check(decision)
+        return self._block_table(decision).costs(decision)
 
     def breakdown(self, decision: Decision) -> Breakdown:
         """Where the time of one plan goes. Raises ValueError as `estimate_many`."""
@@ -163,7 +189,58 @@ class CostModel:
             estimates.append(Estimate(seconds + wait, seconds, wait, memory, memory.total <= self.memory_limit))
         return estimates
 
+    def _estimate_pipelines(self, decisions: Sequence[Decision]) -> list[Estimate]:
+        """Of decisions that are alike but for cuts, groups and storage."""
+        for decision in decisions:
+            self._check(decision)
+        table = self._block_table(decisions[0])
+        alike: dict[tuple[frozenset[int], Storage], list[int]] = {}
+        for i, decision in enumerate(decisions):
+            alike.setdefault((decision.sharded, decision.storage), []).append(i)
+        cases = []
+        for places in alike.values():
+            cuts = np.array([decisions[i].cuts for i in places], dtype=np.int64).reshape(len(places), -1)
+            cases.append((table.costs(decisions[places[0]]), cuts))
+        costs = join(decisions[0].schedule, cases)
+        order = [i for places in alike.values() for i in places]
+        found: dict[int, Estimate] = {}
+        for i, total, compute, wait, bubble, held in zip(
+            order,
+            costs.step_seconds.tolist(),
+            costs.compute.tolist(),
+            costs.communication.tolist(),
+            costs.bubble.tolist(),
+            costs.memory.astype(np.int64).tolist(),
+            strict=True,
+        ):
+            memory = Memory(*held)
+            found[i] = Estimate(total, compute, wait, memory, memory.total <= self.memory_limit, bubble)
+        return [found[i] for i in range(len(decisions))]
+
+    def _block_table(self, decision: Decision) -> BlockTable:
+        key = (decision.data, decision.model, decision.micro_batches, decision.stages)
+        if key not in self._block_tables:
+            self._block_tables[key] = BlockTable(
+                self.program,
+                self.cluster,
+                self._rows,
+                self._block_memory,
+                self._table(decision),
+                micro_batches=decision.micro_batches,
+                stages=decision.stages,
+            )
+        return self._block_tables[key]
+
+    @cached_property
+    def _block_memory(self) -> BlockMemory:
+        return block_memory(self.program, self._live)
+
     def _check(self, decision: Decision) -> None:
+        if decision.devices > self.cluster.devices:
+            raise ValueError(
+                f"stages={decision.stages} data={decision.data} model={decision.model} needs {decision.devices} "
+                f"devices, the cluster has {self.cluster.devices}"
+            )
         why = why_invalid(self.program, decision, self._shardable)
         if why is not None:
             raise ValueError(why)

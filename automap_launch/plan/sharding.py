@@ -85,6 +85,15 @@ def why_invalid(program: Program, decision: Decision, shardable: frozenset[int] 
     """
     if shardable is None:
         shardable = shardable_groups(program)
+    if decision.stages > 1 or decision.micro_batches > 1:
+        why = why_not_cut(program, decision.stages, decision.micro_batches, decision.data)
+        if why is not None:
+            return why
+    if decision.cuts and decision.cuts[-1] >= len(program.blocks):
+        return (
+            f"cuts={list(decision.cuts)}: the step has {len(program.blocks)} blocks, so the last stage can begin with "
+            f"block {len(program.blocks) - 1} at the latest"
+        )
     if decision.data > 1:
         if program.batch is None:
             return f"data={decision.data} shards the batch, and the step has no batch"
@@ -101,6 +110,36 @@ def why_invalid(program: Program, decision: Decision, shardable: frozenset[int] 
         if program.groups[group].divisor % decision.model:
             sizes = _sizes(program.groups[group].sizes)
             return f"model={decision.model} does not divide group {group} ({sizes})"
+    return None
+
+
+def why_not_cut(program: Program, stages: int, micro_batches: int, data: int = 1) -> str | None:
+    """Why a step cannot run in so many stages or micro-batches, each over `data` devices; None when it can."""
+    parts = data * micro_batches
+    what = f"stages={stages} micro_batches={micro_batches}" + (f" data={data}" if data > 1 else "")
+    analysis = program.batch_analysis
+    if program.step.has_callbacks:
+        return (
+            f"{what}: the step calls back into Python (jax.debug.print, io_callback), so it runs as a whole, in one "
+            "stage and one micro-batch"
+        )
+    if analysis is None:
+        return f"{what}: how the step runs in micro-batches was not analysed"
+    if analysis.refusals:
+        more = f" (and {len(analysis.refusals) - 1} more)" if len(analysis.refusals) > 1 else ""
+        allowed = any(refusal.local_statistics for refusal in analysis.refusals)
+        hint = "; search.allow_local_batch_stats=true lets each micro-batch take its own" if allowed else ""
+        return f"{what}: the step cannot run in micro-batches: {analysis.refusals[0].reason}{more}{hint}"
+    if analysis.local_values and stages > 1:
+        return (
+            f"{what}: where micro-batches take statistics of their own (search.allow_local_batch_stats), the step runs "
+            "in one stage"
+        )
+    if analysis.max_micro_batches % parts:
+        return (
+            f"{what}: the batch has to be cut into {parts} equal parts (data x micro-batches), and it can be cut into "
+            f"{analysis.max_micro_batches} or a divisor of that"
+        )
     return None
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from automap_launch.cluster import collectives
 from automap_launch.cluster.cluster import Cluster
-from automap_launch.cluster.collectives import axis_link
+from automap_launch.cluster.collectives import alpha_beta
 from automap_launch.plan.decision import STORAGES, Decision
 from automap_launch.plan.liveness import Liveness
 from automap_launch.plan.pricing import COUNTS, LANES, SIZES, WIDTH, Array, RowSets
@@ -28,7 +26,7 @@ class MeshTable:
     def __init__(self, program: Program, cluster: Cluster, sets: RowSets, live: Liveness, mesh: dict[str, int]) -> None:
         self._program = program
         self._row_sets = sets
-        self._mesh = mesh
+        self.mesh = mesh
         groups = [g for g in sorted(shardable_groups(program)) if program.groups[g].divisor % mesh[MODEL] == 0]
         self._rivals = rivals_of(program)
         self._place = {group: i for i, group in enumerate(groups)}
@@ -43,6 +41,7 @@ class MeshTable:
         for column, touched in enumerate(self._sets):
             for bit, group in enumerate(touched):
                 self._bits[self._place[group], column] = 1 << bit
+        self._with_batch = np.array([program.batch is not None and program.batch in kind.groups for kind in live.kinds])
         self._alpha, self._beta = _lane_costs(cluster, mesh)
         self._kind_members = np.array(
             [[group in kind.groups for kind in live.kinds] for group in groups], dtype=np.int64
@@ -58,10 +57,31 @@ class MeshTable:
             ]
         )
 
+    @property
+    def places(self) -> int:
+        """How many prices there are: of each set of rows, for each storage level and subset of its groups."""
+        return len(self._known)
+
+    def places_of(self, decisions: Sequence[Decision]) -> npt.NDArray[np.int64]:
+        """int64[decisions, sets of rows]: the place of each set's price."""
+        storage = np.array([STORAGES.index(d.storage) for d in decisions], dtype=np.int64)
+        where: npt.NDArray[np.int64] = (
+            self._offsets + storage[:, None] * self._subsets + self._flags(decisions) @ self._bits
+        )
+        return where
+
+    def assignment(self, column: int, place: int) -> tuple[dict[int, str], int]:
+        """What a place stands for, of the set `column`: the axis of each group that is on one, and the storage level
+        (index in STORAGES)."""
+        storage, mask = divmod(place - int(self._offsets[column]), int(self._subsets[column]))
+        axes = {group: MODEL for bit, group in enumerate(self._sets[column]) if mask >> bit & 1}
+        if self._program.batch is not None and self.mesh[DATA] > 1:
+            axes[self._program.batch] = DATA
+        return axes, storage
+
     def totals(self, decisions: Sequence[Decision]) -> Array:
         """float64[decisions, WIDTH]: the columns of whole plans."""
-        storage = np.array([STORAGES.index(d.storage) for d in decisions], dtype=np.int64)
-        where = self._offsets + storage[:, None] * self._subsets + self._flags(decisions) @ self._bits
+        where = self.places_of(decisions)
         unknown = ~self._known[where]
         for column in np.nonzero(unknown.any(axis=0))[0]:
             for index in np.unique(where[unknown[:, column], column]):
@@ -78,11 +98,13 @@ class MeshTable:
         seconds: Array = counts * self._alpha + sizes * self._beta
         return seconds
 
-    def shares(self, decisions: Sequence[Decision]) -> Array:
-        """float64[decisions, kinds of `Liveness`]: the share of a tensor of each kind that one device holds."""
+    def shares(self, decisions: Sequence[Decision], micro_batches: int = 1) -> Array:
+        """float64[decisions, kinds of `Liveness`]: the share of a tensor of each kind that one device holds, of one of
+        `micro_batches` micro-batches."""
         on_model = self._flags(decisions) @ self._kind_members > 0
         over_data = self._kind_shares[[STORAGES.index(d.storage) for d in decisions]]
-        shares: Array = np.where(on_model, over_data / self._mesh[MODEL], over_data)
+        over_data = np.where(self._with_batch, over_data / micro_batches, over_data)
+        shares: Array = np.where(on_model, over_data / self.mesh[MODEL], over_data)
         return shares
 
     def _flags(self, decisions: Sequence[Decision]) -> npt.NDArray[np.int64]:
@@ -94,11 +116,8 @@ class MeshTable:
         return flags
 
     def _fill(self, column: int, index: int) -> None:
-        storage, mask = divmod(index - int(self._offsets[column]), int(self._subsets[column]))
-        axes = {group: MODEL for bit, group in enumerate(self._sets[column]) if mask >> bit & 1}
-        if self._program.batch is not None and self._mesh[DATA] > 1:
-            axes[self._program.batch] = DATA
-        self._prices[index] = self._row_sets.price(column, axes, self._mesh, storage)
+        axes, storage = self.assignment(column, index)
+        self._prices[index] = self._row_sets.price(column, axes, self.mesh, storage)
         self._known[index] = True
 
 
@@ -106,8 +125,5 @@ def _lane_costs(cluster: Cluster, mesh: dict[str, int]) -> tuple[Array, Array]:
     """Of each lane: seconds a collective, and seconds a byte."""
     alpha, beta = np.zeros(len(LANES)), np.zeros(len(LANES))
     for lane, (kind, axis, _) in enumerate(LANES):
-        link = axis_link(cluster, mesh, axis)
-        devices = math.prod(mesh[name] for name in axis.split("+"))
-        alpha[lane] = collectives.rounds(kind, devices) * link.alpha_s
-        beta[lane] = collectives.share_sent(kind, devices) * link.beta_s_per_byte
+        alpha[lane], beta[lane] = alpha_beta(cluster, mesh, axis, kind)
     return alpha, beta

@@ -1,0 +1,236 @@
+"""`BlockTable`: prices by block of all plans with one mesh a stage and one number of micro-batches.
+
+A row is priced for one micro-batch (`rows.micro_row`), once for each way to shard its own groups. What the blocks of a
+plan cost is then one matrix product: how often each block runs each row, times the rows' prices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from automap_launch.cluster import collectives
+from automap_launch.cluster.cluster import Cluster
+from automap_launch.cluster.collectives import Kind, axis_link
+from automap_launch.plan.block_costs import HELD, PHASES, BlockCosts, Joined, TiedParameter
+from automap_launch.plan.block_memory import BlockMemory
+from automap_launch.plan.cases import BOTH, Collective, case_of, gather_case
+from automap_launch.plan.decision import Decision
+from automap_launch.plan.pricing import OPTIMIZER, OTHER, PARAMETERS, RowSets, StepArgument
+from automap_launch.plan.rows import Row, micro_row
+from automap_launch.plan.sharding import DATA, MODEL, axes_of, spec_of, storage_spec
+from automap_launch.plan.table import MeshTable
+from automap_launch.program.batch_analysis import Shares
+from automap_launch.program.program import Program
+
+Array = npt.NDArray[np.float64]
+
+# Collectives over the data axis that the compiler joins, and whether they run after the micro-batches.
+_JOINED: dict[Kind, bool] = {"all_gather": False, "all_reduce": True, "reduce_scatter": True}
+_JOINED_KINDS = tuple(_JOINED)
+
+# Columns of a row's or argument's price.
+_SECONDS = slice(0, len(PHASES))
+_COLLECTIVES = slice(_SECONDS.stop, _SECONDS.stop + len(PHASES))
+_SIZES = slice(_COLLECTIVES.stop, _COLLECTIVES.stop + len(_JOINED))
+_COUNTS = slice(_SIZES.stop, _SIZES.stop + len(_JOINED))
+_HELD = slice(_COUNTS.stop, _COUNTS.stop + len(HELD))
+_WIDTH = _HELD.stop
+_HELD_COLUMN = {PARAMETERS: "parameters", OPTIMIZER: "optimizer", OTHER: "other"}
+
+# Sums of low-precision gradients are kept in 32 bits.
+_SUM_BYTES = 4
+_CASES = 1024  # kept at a time
+
+
+class BlockTable:
+    """All plans of one mesh (`data` x `model` devices a stage), number of micro-batches and number of stages.
+
+    Args:
+      on_mesh: of the same mesh.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        cluster: Cluster,
+        sets: RowSets,
+        memory: BlockMemory,
+        on_mesh: MeshTable,
+        *,
+        micro_batches: int,
+        stages: int,
+    ) -> None:
+        self._program = program
+        self._cluster = cluster
+        self._row_sets = sets
+        self._memory = memory
+        self._on_mesh = on_mesh
+        self._mesh = on_mesh.mesh
+        self._micro_batches = micro_batches
+        self._devices = math.prod(self._mesh.values())
+        self._speed = min(cluster.curves.alone_speedup, cluster.devices / (self._devices * stages))
+        self._lengths = np.array([len(r) + len(a) for r, a in zip(sets.rows, sets.arguments, strict=True)])
+        self._within = np.concatenate([np.arange(n) for n in self._lengths]) if len(self._lengths) else np.zeros(0, int)
+        self._times = self._block_times()
+        self._starts = np.full(on_mesh.places, -1, dtype=np.int64)
+        self._prices = np.zeros((1024, _WIDTH))
+        self._filled = 0
+        self._costs: OrderedDict[tuple[frozenset[int], str], BlockCosts] = OrderedDict()
+        link, data = axis_link(cluster, self._mesh, DATA), self._mesh[DATA]
+        self._alpha = np.array([collectives.rounds(kind, data) * link.alpha_s for kind in _JOINED])
+        self._beta = np.array([collectives.share_sent(kind, data) * link.beta_s_per_byte for kind in _JOINED])
+
+    def costs(self, decision: Decision) -> BlockCosts:
+        """Costs by block of a decision, whatever its cuts and its schedule."""
+        key = (decision.sharded, decision.storage)
+        if key in self._costs:
+            self._costs.move_to_end(key)
+            return self._costs[key]
+        found = self._work_out(decision)
+        self._costs[key] = found
+        if len(self._costs) > _CASES:
+            self._costs.popitem(last=False)
+        return found
+
+    def _work_out(self, decision: Decision) -> BlockCosts:
+        rules, data = self._row_sets.rules, self._mesh[DATA]
+        totals = self._times @ self._row_prices(decision)
+        shares = self._on_mesh.shares([decision], self._micro_batches)[0]
+        held = totals[:, _HELD]
+        held[:, HELD.index("gradients")] += self._memory.stacks @ shares
+        scattered = decision.storage != "none" and rules.reduce_scatter
+        batch_parts = data * self._micro_batches if self._program.batch is not None else 1
+        blocks = self._program.blocks
+        return BlockCosts(
+            cluster=self._cluster,
+            micro_batches=self._micro_batches,
+            devices=self._devices,
+            compute=totals[:, _SECONDS] / self._speed,
+            collectives=totals[:, _COLLECTIVES],
+            joined=Joined(
+                after=tuple(_JOINED.values()),
+                bytes=totals[:, _SIZES],
+                counts=totals[:, _COUNTS],
+                alpha=self._alpha,
+                beta=self._beta,
+                bucket=rules.combine_bytes,
+            ),
+            held=held,
+            residuals=self._memory.residuals @ shares,
+            working=(self._memory.working @ shares).max(axis=1),
+            boundary=np.array([b.boundary_bytes / batch_parts for b in blocks] or [0.0]),
+            twice=rules.combine_bytes if data > 1 else 0.0,
+            sums=1 / data if scattered else 1.0,
+            tied=self._tied(axes_of(self._program, decision)),
+        )
+
+    def _row_prices(self, decision: Decision) -> Array:
+        """float64[rows and arguments of all sets, _WIDTH]."""
+        where = self._on_mesh.places_of([decision])[0]
+        for column in np.nonzero(self._starts[where] < 0)[0]:
+            self._fill(int(column), int(where[column]))
+        prices: Array = self._prices[np.repeat(self._starts[where], self._lengths) + self._within]
+        return prices
+
+    def _fill(self, column: int, place: int) -> None:
+        axes, storage = self._on_mesh.assignment(column, place)
+        rows = [self._price_row(row, axes, storage) for row in self._row_sets.rows[column]]
+        rows += [self._price_argument(argument, axes, storage) for argument in self._row_sets.arguments[column]]
+        if self._filled + len(rows) > len(self._prices):
+            self._prices = np.concatenate([self._prices, np.zeros_like(self._prices)])
+        self._prices[self._filled : self._filled + len(rows)] = rows
+        self._starts[place] = self._filled
+        self._filled += len(rows)
+
+    def _block_times(self) -> Array:
+        """float64[blocks, rows and arguments]: how often each block has them."""
+        shares: list[Shares] = []
+        for rows, arguments in zip(self._row_sets.rows, self._row_sets.arguments, strict=True):
+            shares += [row.blocks for row in rows]
+            shares += [argument.blocks for argument in arguments]
+        times = np.zeros((max(1, len(self._program.blocks)), len(shares)))
+        for k, own in enumerate(shares):
+            for block, count in own:
+                times[block, k] = count
+        return times
+
+    def _price_row(self, row: Row, axes: Mapping[int, str], storage: int) -> Array:
+        columns = np.zeros(_WIDTH)
+        row = micro_row(row, self._program.batch, self._micro_batches)
+        case = case_of(row, axes, self._mesh, self._row_sets.rules, scattered=storage > 0)
+        phase = _phase(row, self._program.batch)
+        columns[PHASES.index(phase)] = self._row_sets.seconds(row, case)
+        for collective in case.collectives:
+            if collective.axis == BOTH and collective.kind in ("all_reduce", "reduce_scatter"):
+                # A sum over both: over `model` for each micro-batch, over `data` once.
+                parts = [replace(collective, axis=MODEL, combinable=False), replace(collective, axis=DATA)]
+            else:
+                parts = [collective]
+            for part in parts:
+                self._add(columns, phase, part, once=row.once)
+        return columns
+
+    def _add(self, columns: Array, phase: str, collective: Collective, *, once: bool) -> None:
+        kind, axis = collective.kind, collective.axis
+        if axis == DATA and collective.combinable and kind in _JOINED:
+            columns[_SIZES.start + _JOINED_KINDS.index(kind)] += collective.size
+            columns[_COUNTS.start + _JOINED_KINDS.index(kind)] += 1
+            return
+        if axis == DATA and not once and kind != "all_gather":
+            phase = "after"  # sums over examples are added up on each device, and over devices once
+        devices = math.prod(self._mesh[name] for name in axis.split("+"))
+        link = axis_link(self._cluster, self._mesh, axis)
+        columns[_COLLECTIVES.start + PHASES.index(phase)] += collectives.seconds(kind, collective.size, devices, link)
+
+    def _price_argument(self, argument: StepArgument, axes: Mapping[int, str], storage: int) -> Array:
+        columns, tensor = np.zeros(_WIDTH), argument.tensor
+        compute = spec_of(tensor.groups, tensor.shape, axes, self._mesh)
+        stored = storage_spec(compute, tensor.shape, self._mesh) if storage >= argument.stored_from else compute
+        size = math.prod(tensor.shape)
+        held = _HELD_COLUMN[argument.column]
+        columns[_HELD.start + HELD.index(held)] = size * tensor.item_bytes / self._parts(stored)
+        if argument.column == PARAMETERS:
+            columns[_HELD.start + HELD.index("gradients")] = (
+                size * max(tensor.item_bytes, _SUM_BYTES) / self._parts(compute)
+            )
+            if storage > 0:
+                gathers = gather_case(tensor, axes, self._mesh, self._row_sets.rules).collectives
+                for gather in gathers:
+                    self._add(columns, "before", gather, once=True)
+                if storage >= argument.stored_from:
+                    columns[_HELD.start + HELD.index("other")] += sum(gather.size for gather in gathers)
+        return columns
+
+    def _parts(self, spec: tuple[str | None, ...]) -> int:
+        return math.prod(self._mesh[axis] for axis in spec if axis is not None)
+
+    def _tied(self, axes: Mapping[int, str]) -> tuple[TiedParameter, ...]:
+        readers: dict[int, list[int]] = {}
+        for number, block in enumerate(self._program.blocks):
+            for parameter in block.tied:
+                readers.setdefault(parameter, []).append(number)
+        link = self._cluster.link("network" if self._cluster.hosts > 1 else "host") if readers else None
+        found = []
+        for parameter, blocks in readers.items():
+            value = self._program.arguments[parameter]
+            tensor = self._program.values[value]
+            spec = spec_of(self._program.dim_groups[value], tensor.shape, axes, self._mesh)
+            size = tensor.bytes / self._parts(spec)
+            seconds = collectives.permute(size, self._devices, link) if link is not None else 0.0
+            found.append(TiedParameter(tuple(blocks), size, seconds))
+        return tuple(found)
+
+
+def _phase(row: Row, batch: int | None) -> str:
+    if row.once:
+        return "after" if row.part == "update" else "before"
+    sums = [row.operands[position].groups[dim] for position, dim in row.contracted]
+    if row.part == "backward" and batch is not None and batch in sums:
+        return "weight"
+    return row.part
