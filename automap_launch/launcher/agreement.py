@@ -34,6 +34,19 @@ def check_same_program(fingerprint: str) -> None:
         )
 
 
+def slowest(seconds: Sequence[float]) -> list[float]:
+    """For each place, the largest number that any rank has: all wait for the slowest. A collective."""
+    import jax
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    if jax.process_count() == 1:
+        return list(seconds)
+    # As float32, which JAX carries whatever the script has set.
+    every = np.asarray(multihost_utils.process_allgather(np.array(seconds, dtype=np.float32)))
+    return [float(longest) for longest in every.max(axis=0)]
+
+
 def check_same_state(arguments: Sequence[Argument], leaves: Sequence[Any]) -> None:
     """Makes sure that all ranks begin with the same state. A collective.
 
