@@ -236,7 +236,9 @@ class _Unroller:
         if choice is not None:
             chosen = choice if 0 <= choice < len(regions) else len(regions) - 1
             return self.run(regions[chosen], dict(env), place)
+        mark = len(self.graph.nodes)
         branches = [self.run(region, dict(env), place) for region in regions]
+        _may_all_run(self.graph.nodes[mark:], [v for results in branches for v in results])
         kind = self.graph.values[index]
         results = branches[-1]
         for k in range(len(branches) - 2, -1, -1):
@@ -287,14 +289,40 @@ def _wrap(value: int, dtype: str) -> int:
     return value - (1 << bits) if dtype.startswith("int") and value >> (bits - 1) else value
 
 
+def _may_all_run(nodes: Sequence[Node], results: Sequence[int]) -> None:
+    """Checks that it does no harm to compute all branches of a case.
+
+    Raises:
+      PlanError: a branch might never end where it is not chosen, or does something besides computing.
+    """
+    read = {*results, *(v for node in nodes for v in node.operands)}
+    for node in nodes:
+        if node.name == "while":
+            what = "has a loop that runs as long as its data want"
+        elif node.name == "custom_call" and read.isdisjoint(node.results):
+            what = "calls something whose result it does not read"
+        else:
+            continue
+        raise PlanError(
+            f"a branch of lax.cond or lax.switch {what}{where(node.source)}: split, the step would run it also where "
+            "it is not chosen",
+            hint="pin search.pin.stages=1 search.pin.micro_batches=1",
+            file=node.source.file if node.source else None,
+            line=node.source.line if node.source else None,
+        )
+
+
 def prune(line: Line) -> Line:
-    """Drops what no result depends on, and numbers values anew."""
+    """Drops what no result depends on, but for calls that nobody reads (they are made for their effect), and numbers
+    values anew."""
     graph = line.graph
     live = set(graph.results)
     kept = []
     for k in range(len(graph.nodes) - 1, -1, -1):
-        if any(v in live for v in graph.nodes[k].results):
-            live.update(graph.nodes[k].operands)
+        node = graph.nodes[k]
+        effect = node.name == "custom_call" and live.isdisjoint(node.results)
+        if effect or any(v in live for v in node.results):
+            live.update(node.operands)
             kept.append(k)
     kept.reverse()
     nodes = [graph.nodes[k] for k in kept]

@@ -83,6 +83,33 @@ def test_both_sides_of_a_case_are_computed_and_one_is_chosen() -> None:
         assert {"sine", "cosine", "select"} <= set(names(line))
 
 
+def test_a_branch_that_may_not_run_where_it_is_not_chosen_is_refused() -> None:
+    def endless(x: Any) -> Any:
+        return jax.lax.while_loop(lambda c: c.sum() != 3, lambda c: c + 1, x)
+
+    def printed(x: Any) -> Any:
+        jax.debug.callback(lambda a: None, x)
+        return x
+
+    x = np.ones(3, "f")
+    for branch, what in ((endless, "a loop that runs as long as its data"), (printed, "whose result it does not read")):
+        with pytest.raises(PlanError, match=what) as refused:
+            line_of(lambda flag, x, branch=branch: jax.lax.cond(flag, branch, lambda y: y, x), np.bool_(True), x)
+        assert "search.pin.stages=1" in str(refused.value.hint)
+
+
+def test_a_call_whose_result_nobody_reads_is_kept() -> None:
+    def step(x: Any) -> Any:
+        jax.debug.callback(lambda a: None, x.sum())
+        jnp.sin(x)
+        return x * 2
+
+    found = names(line_of(step, np.ones(3, "f"))[0])
+    assert found["custom_call"] == 1
+    assert found["reduce"] == 1
+    assert found["sine"] == 0
+
+
 def test_integers_wrap_as_on_the_device() -> None:
     def step(x: Any) -> Any:
         def body(i: Any, c: Any) -> Any:
