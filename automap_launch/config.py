@@ -23,7 +23,7 @@ from automap_launch.search.config import SearchConfig
 from automap_launch.tracking.config import TrackingConfig
 from automap_launch.train_step import Entry
 
-MODES = ("train", "capture", "plan", "run")
+MODES = ("train", "capture", "plan", "run", "calibrate")
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Config:
 
     Attributes:
       mode: `train`: all of it. `capture`: the train step alone. `plan`: capture and search; needs no device.
-        `run`: train with the plan in `plan`, without a search.
+        `run`: train with the plan in `plan`, without a search. `calibrate`: measure this machine; needs no program.
       plan: a plan file, for `mode=run`.
     """
 
@@ -66,6 +66,9 @@ class Config:
             raise ValueError("mode=run needs a plan file: add plan=outputs/.../plan.yaml")
         if self.mode != "run" and self.plan is not None:
             raise ValueError(f"plan={self.plan} goes with mode=run, got mode={self.mode}")
+        if self.mode == "calibrate" and not self.cluster.is_local:
+            named = self.cluster.file or self.cluster.name
+            raise ValueError(f"mode=calibrate measures this machine: it goes with cluster=local, got {named}")
 
 
 def to_config(composed: DictConfig) -> Config:

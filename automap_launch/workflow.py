@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from automap_launch.cluster.cluster import Cluster
-from automap_launch.cluster.detect import detect_local
+from automap_launch.cluster.detect import calibrate, detect_local
 from automap_launch.cluster.file import cluster_from_config, load_cluster, save_cluster
 from automap_launch.cluster.local_devices import local_devices
 from automap_launch.config import Config, resolve_entry
@@ -87,10 +88,15 @@ class Workflow:
 
     def _run(self) -> None:
         mode = self.config.mode
+        if mode == "calibrate":
+            with interruptible():
+                self._calibrate()
+            return
         entry = resolve_entry(self.config.entry, self.recipe_folders)
         given = load_plan(Path(self.config.plan)) if self.config.plan is not None else None
         with interruptible() as interruption:
             cluster = self._find_cluster()
+            self._found(cluster)
             step = self._capture(entry, cluster)
             if mode == "capture":
                 return
@@ -108,14 +114,25 @@ class Workflow:
 
     # Phases
 
-    def _find_cluster(self) -> Cluster:
+    def _calibrate(self) -> None:
+        self.terminal.note("measuring this machine's devices: leave them alone for a minute or two")
+        self._found(self._find_cluster(calibrate))
+        self.terminal.note(
+            f"wrote {self.folder.cluster}. cluster=local uses it from now on; to plan for this machine elsewhere: "
+            f"automap-launch mode=plan cluster.file={self.folder.cluster} -- SCRIPT"
+        )
+
+    def _find_cluster(self, local: Callable[[str | None, int | None, int], Cluster] = detect_local) -> Cluster:
+        """The cluster of the config; `local` finds this machine."""
         self.summary.update(phase="cluster")
         config, launcher = self.config.cluster, self.config.launcher
-        if config.is_local:
-            platform = None if config.platform == "auto" else config.platform
-            cluster = detect_local(platform, config.devices, launcher.processes)
-        else:
-            cluster = cluster_from_config(config)
+        if not config.is_local:
+            return cluster_from_config(config)
+        platform = None if config.platform == "auto" else config.platform
+        return local(platform, config.devices, launcher.processes)
+
+    def _found(self, cluster: Cluster) -> None:
+        """Records the cluster of the launch."""
         save_cluster(cluster, self.folder.cluster)
         self.summary.update(
             cluster={
@@ -128,9 +145,8 @@ class Workflow:
         )
         self.terminal.note(
             f"cluster {cluster.name}: {cluster.hosts} x {cluster.devices_per_host} {cluster.device.name} "
-            f"({cluster.platform})"
+            f"({cluster.platform})" + (f", {cluster.source}" if self.config.cluster.is_local else "")
         )
-        return cluster
 
     def _capture(self, entry: Entry, cluster: Cluster) -> TrainStep:
         self.summary.update(phase="capture")
@@ -263,6 +279,8 @@ class Workflow:
         """Raises ClusterMismatchError when the plan's cluster is not the machine at hand."""
         if self.config.cluster.is_local:
             return
+        if cluster.hosts == 1 and cluster.platform == "cpu":
+            return  # as many virtual devices as one wants
         found = local_devices(cluster.platform)
         if cluster.hosts == 1 and found >= cluster.devices_per_host:
             return
@@ -277,9 +295,9 @@ class Workflow:
         script = self.config.entry.script if self.config.entry.from_command_line else entry.script
         program = ["-m", entry.module] if entry.module else [script or ""]
         plan = f"plan={self.folder.plan}"
-        return shlex.join(
-            ["automap-launch", "mode=run", f"cluster={self.config.cluster.name}", plan, "--", *program, *entry.args]
-        )
+        config = self.config.cluster
+        cluster = f"cluster={config.name}" if config.file is None else f"cluster.file={config.file}"
+        return shlex.join(["automap-launch", "mode=run", cluster, plan, "--", *program, *entry.args])
 
     def _train(self, entry: Entry, cluster: Cluster, execution: Execution) -> None:
         assert self.tracking is not None

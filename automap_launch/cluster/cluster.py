@@ -10,6 +10,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from automap_launch.cluster.curves import Curves
+
 SCHEMA = 1
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -57,26 +59,6 @@ class Link:
         for what, value in [("alpha_s", self.alpha_s), ("beta_s_per_byte", self.beta_s_per_byte)]:
             if value < 0:
                 raise ValueError(f"{what} of the link of scope {self.scope} is {value}: it must not be below 0")
-
-
-@dataclass(frozen=True)
-class Curves:
-    """What one rate a device cannot say. All of it optional.
-
-    Attributes:
-      op_seconds: what every operation that is not fused into another costs on top of its work.
-      alone_speedup: how much faster a device is when the others are idle. Above 1 where devices share something:
-        virtual CPU devices share cores.
-    """
-
-    op_seconds: float = 0.0
-    alone_speedup: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.op_seconds < 0:
-            raise ValueError(f"op_seconds is {self.op_seconds}: it must not be below 0")
-        if self.alone_speedup < 1:
-            raise ValueError(f"alone_speedup is {self.alone_speedup}: it must be at least 1")
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
 
 from automap_launch.cluster.cluster import Cluster, Link
+from automap_launch.cluster.curves import KINDS, Kind
 
-Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
-
-KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+__all__ = ["KINDS", "Kind", "all_gather", "all_reduce", "all_to_all", "alpha_beta", "axis_link", "permute"]
+__all__ += ["reduce_scatter", "rounds", "seconds", "share_sent"]
 
 
 def rounds(kind: Kind, devices: int) -> int:
@@ -73,6 +72,26 @@ def all_to_all(size: float, devices: int, link: Link) -> float:
 def permute(size: float, devices: int, link: Link) -> float:
     """alpha + size * beta: every device sends its tensor to one other."""
     return seconds("permute", size, devices, link)
+
+
+def alpha_beta(cluster: Cluster, mesh: Mapping[str, int], axis: str, kind: Kind) -> tuple[float, float]:
+    """Seconds of one collective over `axis`, and seconds for each byte of its size.
+
+    As measured where the axis stays within a host and calibration knows the kind over so many devices; else by the
+    ring model above.
+
+    Args:
+      mesh, axis: as `axis_link`.
+
+    Raises:
+      ValueError: as `axis_link`.
+    """
+    link = axis_link(cluster, mesh, axis)
+    devices = math.prod(mesh[part] for part in axis.split("+"))
+    measured = cluster.curves.collective(kind, devices) if link.scope == "host" else None
+    if measured is not None:
+        return measured.alpha_s, measured.beta_s_per_byte
+    return rounds(kind, devices) * link.alpha_s, share_sent(kind, devices) * link.beta_s_per_byte
 
 
 def axis_link(cluster: Cluster, mesh: Mapping[str, int], axis: str) -> Link:

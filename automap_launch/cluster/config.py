@@ -1,4 +1,4 @@
-"""The config group `cluster`: a cluster file's content, or `local` with what shall be detected."""
+"""The config group `cluster`: a cluster file's content or name, or `local` with what shall be detected."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class ClusterConfig:
     """Either a whole cluster file (docs/contract.md), or this machine, to be detected (`cluster=local`).
 
     Attributes:
+      file: a cluster file; nothing else is then given or detected.
       platform: `cpu`, `cuda` or `tpu`; for a machine to be detected also `auto`.
       devices: for a machine to be detected, how many of its devices to use; null: all.
       hosts, devices_per_host, device, links, curves, source: the fields of a cluster file; null: to be detected.
@@ -23,6 +24,7 @@ class ClusterConfig:
     schema: int = 1
     name: str = "local"
     platform: str = "auto"
+    file: str | None = None
     devices: int | None = None
     hosts: int | None = None
     devices_per_host: int | None = None
@@ -36,6 +38,11 @@ class ClusterConfig:
             raise ValueError(f"cluster.platform is one of auto, {', '.join(PLATFORMS)}, got {self.platform!r}")
         if self.devices is not None and self.devices < 1:
             raise ValueError(f"cluster.devices is at least 1, got {self.devices}")
+        if self.file is not None and self.devices is not None:
+            raise ValueError(
+                f"cluster.devices={self.devices} is for a machine to be detected, cluster.file={self.file} says how "
+                "many there are. If a recipe set it, add cluster.devices=null"
+            )
         given = [name for name in _DESCRIPTION if getattr(self, name) is not None]
         missing = [name for name in _DESCRIPTION if getattr(self, name) is None]
         if given and missing:
@@ -54,4 +61,4 @@ class ClusterConfig:
     @property
     def is_local(self) -> bool:
         """Whether it is this machine, to be detected."""
-        return self.hosts is None
+        return self.hosts is None and self.file is None

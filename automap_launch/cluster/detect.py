@@ -1,4 +1,4 @@
-"""`detect_local`: this machine as a `Cluster`, measured once and remembered.
+"""`detect_local`: this machine as a `Cluster`, measured once and remembered. `calibrate`: the same, measured in full.
 
 The measuring is done by child processes (`measure.py`): the caller never starts a backend, so it may start workers
 afterwards that need the devices for themselves.
@@ -19,22 +19,27 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from automap_launch.cluster.cluster import PLATFORMS, Cluster, Curves, Device, Link
+from automap_launch.cluster.cluster import PLATFORMS, Cluster, Device, Link
 from automap_launch.cluster.collectives import rounds, share_sent
+from automap_launch.cluster.curves import Curves
 from automap_launch.cluster.file import load_cluster, save_cluster
 from automap_launch.cluster.known_devices import corrected_peaks
 from automap_launch.errors import ConfigError
+from automap_launch.records import read_record
 
 # JAX's name of a platform, and ours.
 _OURS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 _MOST_CPU_DEVICES = 8
 _TIMEOUT_SECONDS = 180.0
+_CALIBRATION_TIMEOUT_SECONDS = 1800.0
 # Changes whenever what is measured, or how, does: older cache entries no longer count.
-_METHOD = 1
+_METHOD = 2
 
 
 def detect_local(platform: str | None = None, devices: int | None = None, processes: int = 1) -> Cluster:
     """This machine: what its devices can do while all are busy, and what an all-reduce over them costs.
+
+    A calibration of this machine is used where there is one; else some seconds of measuring stand in for it.
 
     Args:
       platform: `cpu`, `cuda` or `tpu`; None: JAX's choice.
@@ -45,6 +50,30 @@ def detect_local(platform: str | None = None, devices: int | None = None, proces
     Raises:
       ConfigError: there is no such platform or number of devices here, or measuring failed.
     """
+    _check(platform, devices, processes)
+    for calibrated in (True, False):
+        cached = _cache_file(platform, devices, processes, calibrated)
+        if cached.is_file():
+            try:
+                return load_cluster(cached)
+            except ConfigError:
+                # A damaged or outdated entry is no reason to fail: the machine is measured anew.
+                cached.unlink(missing_ok=True)
+    return _measured_cluster(platform, devices, processes, calibrated=False)
+
+
+def calibrate(platform: str | None = None, devices: int | None = None, processes: int = 1) -> Cluster:
+    """This machine with all `Curves`: times of matrix products by shape, of memory traffic and collectives by size.
+
+    It takes a minute or two and replaces any earlier calibration; `detect_local` finds it.
+
+    Args and errors: as `detect_local`.
+    """
+    _check(platform, devices, processes)
+    return _measured_cluster(platform, devices, processes, calibrated=True)
+
+
+def _check(platform: str | None, devices: int | None, processes: int) -> None:
     if platform is not None and platform not in PLATFORMS:
         raise ConfigError(f"cluster.platform is one of auto, {', '.join(PLATFORMS)}, got {platform!r}")
     if devices is not None and devices % processes:
@@ -52,14 +81,12 @@ def detect_local(platform: str | None = None, devices: int | None = None, proces
             f"{devices} devices cannot be shared evenly by {processes} processes",
             hint="set cluster.devices to a multiple of launcher.processes",
         )
-    cached = _cache_file(platform, devices, processes)
-    if cached.is_file():
-        try:
-            return load_cluster(cached)
-        except ConfigError:
-            # A damaged or outdated entry is no reason to fail: the machine is measured anew.
-            cached.unlink(missing_ok=True)
-    cluster = _cluster(_measure(platform, devices, processes))
+
+
+def _measured_cluster(platform: str | None, devices: int | None, processes: int, calibrated: bool) -> Cluster:
+    """Measures the machine and remembers it."""
+    cluster = _cluster(_measure(platform, devices, processes, calibrated))
+    cached = _cache_file(platform, devices, processes, calibrated)
     try:
         save_cluster(cluster, cached)
     except OSError as error:
@@ -78,8 +105,8 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _cache_file(platform: str | None, devices: int | None, processes: int) -> Path:
-    """Where the measurement of this machine, for this many devices, is kept."""
+def _cache_file(platform: str | None, devices: int | None, processes: int, calibrated: bool) -> Path:
+    """Where the measurement, or the calibration, of this machine for this many devices is kept."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     key = {
         "method": _METHOD,
@@ -92,10 +119,10 @@ def _cache_file(platform: str | None, devices: int | None, processes: int) -> Pa
         "jaxlib": version("jaxlib"),
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return Path(root) / "automap-launch" / f"local-{digest}.yaml"
+    return Path(root) / "automap-launch" / f"{'calibrated' if calibrated else 'local'}-{digest}.yaml"
 
 
-def _measure(platform: str | None, devices: int | None, processes: int) -> dict[str, Any]:
+def _measure(platform: str | None, devices: int | None, processes: int, curves: bool) -> dict[str, Any]:
     """Runs one measuring process a rank; the answer of rank 0 (`measure.Measured`)."""
     with tempfile.TemporaryDirectory(prefix="automap-launch-") as name:
         folder = Path(name)
@@ -113,11 +140,12 @@ def _measure(platform: str | None, devices: int | None, processes: int) -> dict[
                         "rank": rank,
                         "coordinator": coordinator,
                         "answer": str(answer),
+                        "curves": curves,
                     }
                 )
             )
             children.append(_start(request, _environment(platform, devices, processes), folder / f"log_{rank}"))
-        failed = _wait(children)
+        failed = _wait(children, _CALIBRATION_TIMEOUT_SECONDS if curves else _TIMEOUT_SECONDS)
         if failed is not None or not answer.is_file():
             log = (folder / f"log_{failed or 0}").read_text(errors="replace").strip()
             reason = log.splitlines()[-1] if log else "it wrote nothing"
@@ -149,9 +177,9 @@ def _start(request: Path, environment: dict[str, str], log: Path) -> subprocess.
         )
 
 
-def _wait(children: list[subprocess.Popen[bytes]]) -> int | None:
+def _wait(children: list[subprocess.Popen[bytes]], timeout: float) -> int | None:
     """Waits for all children; the rank of the first that failed, or None. None is left behind."""
-    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    deadline = time.monotonic() + timeout
     try:
         while True:
             codes = [child.poll() for child in children]
@@ -185,6 +213,8 @@ def _cluster(measured: dict[str, Any]) -> Cluster:
         memory_bandwidth=measured["memory_bandwidth"],
     )
     links = (_link(measured["all_reduce"], devices),) if devices > 1 else ()
+    how = "measured" if measured["curves"] is None else "calibrated"
+    curves = measured["curves"] or {name: measured[name] for name in ("op_seconds", "alone_speedup")}
     return Cluster(
         name="local",
         platform=_OURS[measured["platform"]],
@@ -192,8 +222,8 @@ def _cluster(measured: dict[str, Any]) -> Cluster:
         devices_per_host=devices,
         device=device,
         links=links,
-        curves=Curves(op_seconds=measured["op_seconds"], alone_speedup=measured["alone_speedup"]),
-        source=f"measured on {host_platform.node()}",
+        curves=read_record(Curves, curves, "curves"),
+        source=f"{how} on {host_platform.node()}",
     )
 
 

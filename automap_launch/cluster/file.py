@@ -40,9 +40,14 @@ def cluster_from_dict(record: dict[str, Any], where: str = "cluster") -> Cluster
 
 def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     """Plain record of a cluster: what `cluster_from_dict` reads."""
-    record = dataclasses.asdict(cluster)
-    record["links"] = list(record["links"])
-    return {"schema": SCHEMA, **record}
+    return {"schema": SCHEMA, **_plain(dataclasses.asdict(cluster))}
+
+
+def _plain(value: Any) -> Any:
+    """The same with lists where there are tuples: what YAML can write."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def load_cluster(path: Path) -> Cluster:
@@ -64,15 +69,17 @@ def save_cluster(cluster: Cluster, path: Path) -> None:
     """Writes a cluster file, all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(yaml.safe_dump(cluster_to_dict(cluster), sort_keys=False, width=120))
+    part.write_text(yaml.safe_dump(cluster_to_dict(cluster), sort_keys=False, width=120, default_flow_style=None))
     part.replace(path)
 
 
 def cluster_from_config(config: ClusterConfig) -> Cluster:
-    """The cluster of a composed config that describes one (`config.is_local` is false).
+    """The cluster of a composed config that describes or names one (`config.is_local` is false).
 
     Raises:
-      ConfigError: as `cluster_from_dict`.
+      ConfigError: as `load_cluster`.
     """
-    record = {k: v for k, v in dataclasses.asdict(config).items() if k != "devices"}
+    if config.file is not None:
+        return load_cluster(Path(config.file))
+    record = {k: v for k, v in dataclasses.asdict(config).items() if k not in ("devices", "file")}
     return cluster_from_dict(record)

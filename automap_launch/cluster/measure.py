@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,15 +18,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from automap_launch.cluster.measure_curves import measure_curves
+from automap_launch.cluster.timing import seconds_of_call
 
 _AXIS = "devices"
 _CHAIN = 64
 # Square matrices' width and the bytes that a device streams through, and all-reduces: large enough to hide what a
 # call costs, small enough for many virtual devices in one machine's memory.
 _WIDTH = {"cpu": 384, "gpu": 4096, "tpu": 4096}
-_STREAM_BYTES = {"cpu": 2**24, "gpu": 2**28, "tpu": 2**28}
+_STREAM_BYTES = {"cpu": 2**22, "gpu": 2**27, "tpu": 2**27}
 _REDUCE_BYTES = {"cpu": 2**22, "gpu": 2**26, "tpu": 2**26}
 _SMALL_REDUCE_BYTES = 2**10
 _SECONDS_EACH = 0.25
@@ -36,7 +36,10 @@ _SECONDS_EACH = 0.25
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure. `platform`: of JAX, or None for its choice. `devices`: of all processes; None: all there are."""
+    """What to measure. `platform`: of JAX, or None for its choice. `devices`: of all processes; None: all there are.
+
+    `curves`: by shape and by size as well (`measure_curves.py`), which takes a minute or two.
+    """
 
     platform: str | None
     devices: int | None
@@ -44,6 +47,7 @@ class Request:
     rank: int
     coordinator: str
     answer: str
+    curves: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Measured:
 
     `all_reduce`: seconds of an all-reduce over all devices, by bytes a device; empty for a single device.
     `alone_speedup`: matmul rate of a device while the others idle, over its rate while all are busy.
+    `curves`: a record of `Curves`; null where they were not asked for.
     """
 
     platform: str
@@ -63,6 +68,7 @@ class Measured:
     op_seconds: float
     alone_speedup: float
     all_reduce: dict[str, float]
+    curves: dict[str, Any] | None
 
 
 def measure(request: Request) -> Measured:
@@ -82,6 +88,9 @@ def measure(request: Request) -> Measured:
     reduce = {}
     if len(devices) > 1:
         reduce = {str(size): _reduce_seconds(mesh, size) for size in (_SMALL_REDUCE_BYTES, _REDUCE_BYTES[kind])}
+    op_seconds = _op_seconds(mesh)
+    # Above the number of devices it could only be noise: they would share less than the whole machine.
+    alone_speedup = min(max(1.0, alone / rate), float(len(devices)))
     return Measured(
         platform=kind,
         kind=devices[0].device_kind,
@@ -89,10 +98,10 @@ def measure(request: Request) -> Measured:
         memory_bytes=_memory_bytes(local[0], len(devices)),
         matmul_flops=rate,
         memory_bandwidth=_bandwidth(mesh, _STREAM_BYTES[kind]),
-        op_seconds=_op_seconds(mesh),
-        # Above the number of devices it could only be noise: they would share less than the whole machine.
-        alone_speedup=min(max(1.0, alone / rate), len(devices)),
+        op_seconds=op_seconds,
+        alone_speedup=alone_speedup,
         all_reduce=reduce,
+        curves=measure_curves(devices, op_seconds, alone_speedup) if request.curves else None,
     )
 
 
@@ -119,29 +128,36 @@ def _matmul_rate(mesh: Mesh, width: int) -> float:
     def step(x: Any) -> Any:
         return jnp.einsum("nij,njk->nik", x, x) * (1.0 / width)
 
-    seconds = _time(_repeated(mesh, step, 4), _ones(mesh, (width, width)))
+    seconds = seconds_of_call(_repeated(mesh, step, 4), [_ones(mesh, (width, width))], _SECONDS_EACH)
     return 2.0 * width**3 * 4 / seconds
 
 
 def _bandwidth(mesh: Mesh, size: int) -> float:
-    """Bytes a second that cross each device's memory: reads and writes of an elementwise update."""
+    """Bytes a second that cross each device's memory where new arrays are made of old ones, as an update makes them.
 
-    def step(x: Any) -> Any:
-        return x * 0.5 + 1.0
+    `size`: of one array of four; what is read was not read just before, and what is written lies elsewhere.
+    """
+    sharding = NamedSharding(mesh, PartitionSpec(_AXIS))
+    arrays = [_ones(mesh, (size // 4,)) for _ in range(4)]
 
-    seconds = _time(_repeated(mesh, step, 8), _ones(mesh, (size // 4,)))
-    return 2.0 * size * 8 / seconds
+    def update(p: Any, m: Any, v: Any, g: Any) -> tuple[Any, ...]:
+        m, v = m * 0.9 + g * 0.1, v * 0.9 + g * g * 0.1
+        return p - m * 0.1, m, v
+
+    seconds = seconds_of_call(jax.jit(update, out_shardings=sharding), arrays, _SECONDS_EACH)
+    return 7.0 * size / seconds
 
 
 def _op_seconds(mesh: Mesh) -> float:
-    """Seconds of an operation with next to no work, one of a chain that cannot be fused."""
+    """Seconds of an operation with next to no work: a chain of products and of scalings between them."""
 
     def step(x: Any) -> Any:
         for _ in range(_CHAIN):
             x = jnp.einsum("nij,njk->nik", x, x) * 0.25
         return x
 
-    return _time(_repeated(mesh, step, 2), _ones(mesh, (4, 4))) / (2 * _CHAIN)
+    seconds = seconds_of_call(_repeated(mesh, step, 2), [_ones(mesh, (4, 4))], _SECONDS_EACH)
+    return seconds / (2 * _CHAIN * 2)
 
 
 def _reduce_seconds(mesh: Mesh, size: int) -> float:
@@ -153,7 +169,7 @@ def _reduce_seconds(mesh: Mesh, size: int) -> float:
 
     spec = PartitionSpec(_AXIS)
     reduce = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-    return _time(reduce, _ones(mesh, (size // 4,))) / rounds
+    return seconds_of_call(reduce, [_ones(mesh, (size // 4,))], _SECONDS_EACH) / rounds
 
 
 def _repeated(mesh: Mesh, step: Callable[[Any], Any], times: int) -> Callable[[Any], Any]:
@@ -169,23 +185,6 @@ def _ones(mesh: Mesh, shape: tuple[int, ...]) -> Any:
     """Ones of `shape` on each device."""
     sharding = NamedSharding(mesh, PartitionSpec(_AXIS))
     return jax.jit(lambda: jnp.ones((mesh.size, *shape), jnp.float32), out_shardings=sharding)()
-
-
-def _time(function: Callable[[Any], Any], x: Any) -> float:
-    """Seconds of one call: the median of as many as fit into the time for each measurement, at least 3."""
-    x = jax.block_until_ready(function(x))
-    started = time.perf_counter()
-    x = jax.block_until_ready(function(x))
-    calls = max(3, min(50, int(_SECONDS_EACH / (time.perf_counter() - started))))
-    if not x.is_fully_addressable:
-        # Every rank must make the same number of calls: rank 0's timing decides for all.
-        calls = int(multihost_utils.broadcast_one_to_all(np.int32(calls)))
-    times = []
-    for _ in range(calls):
-        started = time.perf_counter()
-        x = jax.block_until_ready(function(x))
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
 
 
 def _memory_bytes(device: Any, sharers: int) -> int:

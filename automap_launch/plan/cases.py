@@ -21,6 +21,7 @@ from automap_launch.plan.layout import Spec
 from automap_launch.plan.platforms import PlatformRules
 from automap_launch.plan.rows import PRODUCTS, Row, Tensor
 from automap_launch.plan.sharding import DATA, MODEL, spec_of, storage_spec
+from automap_launch.plan.speed import Product, product_of
 
 BOTH = f"{DATA}+{MODEL}"
 AXES = (DATA, MODEL, BOTH)
@@ -41,11 +42,13 @@ class Collective:
 
 @dataclass(frozen=True)
 class Case:
-    """Cost of one run of a row on one device: operations, bytes that cross its memory, and collectives."""
+    """Cost of one run of a row on one device: operations, bytes that cross its memory, collectives, and the matrix
+    product that it is, if it is one."""
 
     flops: float
     bytes: float
     collectives: tuple[Collective, ...]
+    product: Product | None = None
 
 
 class _Sharded:
@@ -103,7 +106,9 @@ def case_of(
     shards = 1
     if scattered and row.part == "update" and _scatters(state):
         shards = mesh[DATA]
-    return Case(row.flops / divided / shards, _memory_bytes(state) / shards, tuple(collectives))
+    summed_over = math.prod(mesh[axis] for axis in pending)
+    product = product_of(row, state.results[0], mesh, summed_over) if row.results else None
+    return Case(row.flops / divided / shards, _memory_bytes(state) / shards, tuple(collectives), product)
 
 
 def gather_case(tensor: Tensor, axes: Mapping[int, str], mesh: Mapping[str, int], rules: PlatformRules) -> Case:

@@ -17,6 +17,7 @@ from automap_launch.plan.decision import STORAGES
 from automap_launch.plan.platforms import PlatformRules, rules_of
 from automap_launch.plan.rows import Row, Tensor, rows_of
 from automap_launch.plan.sharding import DATA, MODEL, spec_of, storage_spec
+from automap_launch.plan.speed import Speed
 from automap_launch.plan.traffic import Traffic
 from automap_launch.program.batch_analysis import Shares
 from automap_launch.program.program import Part, Program
@@ -65,6 +66,7 @@ class RowSets:
 
     def __init__(self, program: Program, traffic: Traffic, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._speed = Speed(cluster)
         self.rules: PlatformRules = rules_of(cluster.platform)
         rows: dict[frozenset[int], list[Row]] = {}
         for row in rows_of(program, traffic):
@@ -99,12 +101,7 @@ class RowSets:
 
     def seconds(self, row: Row, case: Case) -> float:
         """Seconds of one run of a row, its collectives apart."""
-        device = self._cluster.device
-        peak = device.peak_flops.get(row.dtype, device.peak_flops["float32"])
-        seconds = max(case.flops / peak, case.bytes / device.memory_bandwidth)
-        if any(t.counted for t in row.results):
-            seconds += self._cluster.curves.op_seconds
-        return seconds
+        return self._speed.seconds(row, case.flops, case.bytes, case.product)
 
     def _price_argument(
         self, columns: Array, argument: StepArgument, axes: Mapping[int, str], mesh: Mapping[str, int], storage: int

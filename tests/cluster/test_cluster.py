@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from automap_launch.cluster.cluster import Cluster, Curves, Device, Link
+from automap_launch.cluster.cluster import Cluster, Device, Link
+from automap_launch.cluster.curves import Curves
 
 DEVICE = Device("made-up", {"float32": 1e12}, 2**30, 1e11)
 HOST, NETWORK = Link("host", 1e-6, 1e-11), Link("network", 1e-5, 1e-9)

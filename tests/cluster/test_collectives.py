@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from automap_launch.cluster import collectives
 from automap_launch.cluster.cluster import Cluster, Device, Link
-from automap_launch.cluster.collectives import axis_link
+from automap_launch.cluster.collectives import alpha_beta, axis_link
+from automap_launch.cluster.curves import CollectiveCurve, Curves
 
 LINK = Link("host", 1e-5, 1e-9)
 
@@ -74,3 +77,16 @@ def test_refuses_what_is_not_there():
         axis_link(cluster(), {"data": 4, "model": 8}, "stage")
     with pytest.raises(ValueError, match="needs 64 devices, the cluster has 32"):
         axis_link(cluster(), {"data": 8, "model": 8}, "data")
+
+
+def test_a_measured_collective_goes_before_the_ring_within_a_host():
+    measured = CollectiveCurve("all_reduce", 4, 7e-5, 3e-9)
+    calibrated = replace(cluster(hosts=2), curves=Curves(collectives=(measured,)))
+    mesh = {"data": 4, "model": 4}
+    assert alpha_beta(calibrated, mesh, "model", "all_reduce") == (7e-5, 3e-9)
+    link = calibrated.link("host")
+    ring = (3 * link.alpha_s, 0.75 * link.beta_s_per_byte)
+    assert alpha_beta(calibrated, mesh, "model", "all_gather") == pytest.approx(ring)
+    network = axis_link(calibrated, mesh, "data")
+    assert alpha_beta(calibrated, mesh, "data", "all_reduce")[0] == pytest.approx(6 * network.alpha_s)
+    assert alpha_beta(calibrated, {"data": 8, "model": 1}, "model", "all_reduce") == (0, 0)

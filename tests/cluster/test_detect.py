@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from automap_launch.cluster import detect
-from automap_launch.cluster.detect import detect_local
+from automap_launch.cluster.detect import calibrate, detect_local
 from automap_launch.cluster.known_devices import corrected_peaks
 from automap_launch.errors import ConfigError
 
@@ -51,6 +51,7 @@ def measured(devices: int = 2, **change):
         "op_seconds": 1e-6,
         "alone_speedup": 2.0,
         "all_reduce": {"1024": 2.0e-4 + 1024e-9, "1000000": 2.0e-4 + 1e-3},
+        "curves": None,
         **change,
     }
 
@@ -64,6 +65,20 @@ def test_a_damaged_cache_entry_is_measured_anew(tmp_path, monkeypatch):
         entry.write_text(damage)
         assert detect_local("cpu", 2) == first
         assert entry.read_text() != damage
+
+
+def test_a_calibration_is_used_from_then_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    curves = {"op_seconds": 2e-6, "alone_speedup": 1.5, "transcendental": 1e9}
+    monkeypatch.setattr(detect, "_measure", lambda *request: measured(curves=curves if request[3] else None))
+    quick = detect_local("cpu", 2)
+    assert quick.curves.transcendental is None
+    assert quick.source.startswith("measured on")
+    calibrated = calibrate("cpu", 2)
+    assert calibrated.curves.transcendental == 1e9
+    assert calibrated.source.startswith("calibrated on")
+    assert detect_local("cpu", 2) == calibrated
+    assert detect_local("cpu", 4).curves.transcendental is None
 
 
 def test_alpha_and_beta_give_back_the_all_reduces_that_were_measured():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from automap_launch.cluster.config import ClusterConfig
+from automap_launch.cluster.curves import CollectiveCurve, Curves, ProductCurve
 from automap_launch.cluster.file import (
     cluster_from_config,
     cluster_from_dict,
@@ -122,3 +123,19 @@ def test_a_described_cluster_takes_neither_auto_nor_a_number_of_devices():
         ClusterConfig(**{**record, "platform": "auto"})
     with pytest.raises(ValueError, match=r"cluster\.devices=4 goes with cluster=local alone"):
         ClusterConfig(**{**record, "devices": 4})
+
+
+def test_a_calibrated_cluster_is_written_and_named(tmp_path):
+    product = ProductCurve("float32", (1,), (8, 16), tuple(1e-6 * n for n in range(1, 9)))
+    ring = CollectiveCurve("all_reduce", 8, 1e-5, 1e-9)
+    curves = Curves(1e-6, 2.0, (product,), (10, 20), (1e-6, 2e-6), 1e9, (ring,))
+    cluster = replace(load_cluster(PRESET), curves=curves)
+    save_cluster(cluster, tmp_path / "mine.yaml")
+    assert load_cluster(tmp_path / "mine.yaml") == cluster
+    config = ClusterConfig(file=str(tmp_path / "mine.yaml"))
+    assert not config.is_local
+    assert cluster_from_config(config) == cluster
+    with pytest.raises(ValueError, match=r"add cluster\.devices=null"):
+        ClusterConfig(file="mine.yaml", devices=8)
+    with pytest.raises(ConfigError, match=r"gone\.yaml: No such file"):
+        cluster_from_config(ClusterConfig(file="gone.yaml"))

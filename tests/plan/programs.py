@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from automap_launch.cluster.cluster import Cluster, Curves, Device, Link
+from automap_launch.cluster.cluster import Cluster, Device, Link
+from automap_launch.cluster.curves import Curves
 from automap_launch.program.program import Group, GroupKind, Op, Program, Value
 from automap_launch.train_step import Argument, Result, StepIdentity, TrainStep
 
