@@ -17,13 +17,14 @@ import numpy.typing as npt
 from automap_launch.cluster import collectives
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.cluster.collectives import Kind, axis_link
-from automap_launch.plan.block_costs import HELD, PHASES, BlockCosts, Joined, TiedParameter
+from automap_launch.plan.block_costs import HELD, MICRO_PHASES, PHASES, BlockCosts, Joined, TiedParameter
 from automap_launch.plan.block_memory import BlockMemory
 from automap_launch.plan.cases import BOTH, Collective, case_of, gather_case
-from automap_launch.plan.decision import Decision
+from automap_launch.plan.decision import STORAGES, Decision, Storage
+from automap_launch.plan.group_bounds import ROWS, GroupBounds
 from automap_launch.plan.pricing import OPTIMIZER, OTHER, PARAMETERS, RowSets, StepArgument
 from automap_launch.plan.rows import Row, micro_row
-from automap_launch.plan.sharding import DATA, MODEL, axes_of, spec_of, storage_spec
+from automap_launch.plan.sharding import DATA, MODEL, spec_of, storage_spec
 from automap_launch.plan.table import MeshTable
 from automap_launch.program.batch_analysis import Shares
 from automap_launch.program.program import Program
@@ -78,6 +79,10 @@ class BlockTable:
         self._lengths = np.array([len(r) + len(a) for r, a in zip(sets.rows, sets.arguments, strict=True)])
         self._within = np.concatenate([np.arange(n) for n in self._lengths]) if len(self._lengths) else np.zeros(0, int)
         self._times = self._block_times()
+        self._tied_readers: dict[int, list[int]] = {}
+        for number, block in enumerate(program.blocks if stages > 1 else ()):
+            for parameter in block.tied:
+                self._tied_readers.setdefault(parameter, []).append(number)
         self._starts = np.full(on_mesh.places, -1, dtype=np.int64)
         self._prices = np.zeros((1024, _WIDTH))
         self._filled = 0
@@ -97,6 +102,27 @@ class BlockTable:
         if len(self._costs) > _CASES:
             self._costs.popitem(last=False)
         return found
+
+    def bounds(self, storage: Storage) -> GroupBounds:
+        """Lower bounds of all blocks together, over the sets of groups that are sharded."""
+        level = STORAGES.index(storage)
+        times = self._times.sum(axis=0)
+        ends = np.cumsum(self._lengths)
+        tables = []
+        for column, groups in enumerate(self._on_mesh.sets):
+            own = times[ends[column] - self._lengths[column] : ends[column]]
+            table = np.zeros((ROWS, 1 << len(groups)))
+            for mask in range(1 << len(groups)):
+                place = self._on_mesh.place(column, level, mask)
+                if self._starts[place] < 0:
+                    self._fill(column, place)
+                start = self._starts[place]
+                totals = own @ self._prices[start : start + len(own)]
+                seconds = totals[_SECONDS] / self._speed + totals[_COLLECTIVES]
+                micro, once = seconds[:MICRO_PHASES].sum(), seconds[MICRO_PHASES:].sum() + totals[_SIZES] @ self._beta
+                table[:, mask] = self._micro_batches * micro + once, micro, totals[_HELD].sum()
+            tables.append(table)
+        return GroupBounds(self._on_mesh.sets, tuple(tables))
 
     def _work_out(self, decision: Decision) -> BlockCosts:
         rules, data = self._row_sets.rules, self._mesh[DATA]
@@ -127,7 +153,7 @@ class BlockTable:
             boundary=np.array([b.boundary_bytes / batch_parts for b in blocks] or [0.0]),
             twice=rules.combine_bytes if data > 1 else 0.0,
             sums=1 / data if scattered else 1.0,
-            tied=self._tied(axes_of(self._program, decision)),
+            tied=self._tied(self._on_mesh.axes(decision)),
         )
 
     def _row_prices(self, decision: Decision) -> Array:
@@ -211,19 +237,14 @@ class BlockTable:
         return math.prod(self._mesh[axis] for axis in spec if axis is not None)
 
     def _tied(self, axes: Mapping[int, str]) -> tuple[TiedParameter, ...]:
-        readers: dict[int, list[int]] = {}
-        for number, block in enumerate(self._program.blocks):
-            for parameter in block.tied:
-                readers.setdefault(parameter, []).append(number)
-        link = self._cluster.link("network" if self._cluster.hosts > 1 else "host") if readers else None
         found = []
-        for parameter, blocks in readers.items():
+        for parameter, blocks in self._tied_readers.items():
             value = self._program.arguments[parameter]
             tensor = self._program.values[value]
             spec = spec_of(self._program.dim_groups[value], tensor.shape, axes, self._mesh)
             size = tensor.bytes / self._parts(spec)
-            seconds = collectives.permute(size, self._devices, link) if link is not None else 0.0
-            found.append(TiedParameter(tuple(blocks), size, seconds))
+            link = self._cluster.link("network" if self._cluster.hosts > 1 else "host")
+            found.append(TiedParameter(tuple(blocks), size, collectives.permute(size, self._devices, link)))
         return tuple(found)
 
 

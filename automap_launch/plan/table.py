@@ -9,9 +9,21 @@ import numpy.typing as npt
 
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.cluster.collectives import alpha_beta
-from automap_launch.plan.decision import STORAGES, Decision
+from automap_launch.plan.decision import STORAGES, Decision, Storage
+from automap_launch.plan.group_bounds import ROWS, GroupBounds
 from automap_launch.plan.liveness import Liveness
-from automap_launch.plan.pricing import COUNTS, LANES, SIZES, WIDTH, Array, RowSets
+from automap_launch.plan.pricing import (
+    COUNTS,
+    LANES,
+    OPTIMIZER,
+    OTHER,
+    PARAMETERS,
+    SECONDS,
+    SIZES,
+    WIDTH,
+    Array,
+    RowSets,
+)
 from automap_launch.plan.sharding import DATA, MODEL, carried, rivals_of, shardable_groups
 from automap_launch.program.program import Program
 
@@ -58,6 +70,31 @@ class MeshTable:
         )
 
     @property
+    def sets(self) -> tuple[tuple[int, ...], ...]:
+        """Of each set of rows, the groups that it touches and that the model axis can shard."""
+        return tuple(self._sets)
+
+    def place(self, column: int, storage: int, mask: int) -> int:
+        """The place of the price of subset number `mask` of the set `column`; `storage`: index in STORAGES."""
+        return int(self._offsets[column] + storage * self._subsets[column] + mask)
+
+    def bounds(self, storage: Storage) -> GroupBounds:
+        """Lower bounds of a whole step as one stage, over the sets of groups that are sharded."""
+        level, tables = STORAGES.index(storage), []
+        waits = np.array([0.0 if combinable else 1.0 for _, _, combinable in LANES]) * self._alpha
+        for column, groups in enumerate(self._sets):
+            table = np.zeros((ROWS, 1 << len(groups)))
+            for mask in range(1 << len(groups)):
+                place = self.place(column, level, mask)
+                if not self._known[place]:
+                    self._fill(column, place)
+                price = self._prices[place]
+                seconds = price[SECONDS].sum() + price[COUNTS] @ waits + price[SIZES] @ self._beta
+                table[:, mask] = seconds, seconds, price[PARAMETERS] + price[OPTIMIZER] + price[OTHER]
+            tables.append(table)
+        return GroupBounds(self.sets, tuple(tables))
+
+    @property
     def places(self) -> int:
         """How many prices there are: of each set of rows, for each storage level and subset of its groups."""
         return len(self._known)
@@ -69,6 +106,13 @@ class MeshTable:
             self._offsets + storage[:, None] * self._subsets + self._flags(decisions) @ self._bits
         )
         return where
+
+    def axes(self, decision: Decision) -> dict[int, str]:
+        """The axis of every group that a decision shards (`sharding.axes_of`)."""
+        axes = dict.fromkeys(carried(decision.sharded, self._rivals), MODEL) if self.mesh[MODEL] > 1 else {}
+        if self._program.batch is not None and self.mesh[DATA] > 1:
+            axes[self._program.batch] = DATA
+        return axes
 
     def assignment(self, column: int, place: int) -> tuple[dict[int, str], int]:
         """What a place stands for, of the set `column`: the axis of each group that is on one, and the storage level
