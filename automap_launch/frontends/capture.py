@@ -51,6 +51,7 @@ def capture(entry: Entry, config: FrontendConfig, platforms: Sequence[str], fold
         record_file = Path(scratch) / "record.json"
         task = CaptureTask(
             entry=entry,
+            kind=config.kind,
             step_name=config.step,
             materialize_limit=config.materialize_limit,
             platforms=tuple(dict.fromkeys(("cpu", *platforms))),

@@ -15,19 +15,24 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from automap_launch.errors import AutomapError
+from automap_launch.errors import AutomapError, CaptureError
 from automap_launch.frontends import jit_hook
 from automap_launch.frontends.build_step import build_step
 from automap_launch.frontends.capture_record import CaptureRecord, CaptureTask
 from automap_launch.frontends.detect_step import StepDetector
 from automap_launch.frontends.functions_seen import Call
+from automap_launch.frontends.import_hook import when_imported
 from automap_launch.frontends.script import UserFailure, run_script, user_traceback
 from automap_launch.frontends.side_effects import redirect_writes
 from automap_launch.frontends.silent_wandb import disable_wandb
 from automap_launch.frontends.trax import hook as trax_hook
+from automap_launch.train_step import TrainStep
 from automap_launch.units import parse_bytes
+
+if TYPE_CHECKING:
+    from automap_launch.frontends.tensorflow import detect_step as tensorflow_steps
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 
@@ -42,11 +47,15 @@ class CaptureRun:
         self.detector = StepDetector(
             parse_bytes(task.materialize_limit), self.accept, self.refuse, step_name=task.step_name
         )
+        self.tensorflow: tensorflow_steps.StepDetector | None = None
 
     def run(self) -> NoReturn:
         """Runs the script; does not return."""
-        jit_hook.install(self._on_call)
-        self.detector.trace.start()
+        if self.task.kind != "tensorflow":
+            jit_hook.install(self._on_call)
+            self.detector.trace.start()
+        if self.task.kind != "jax":
+            when_imported("tensorflow", lambda _: self._watch_tensorflow())
         try:
             run_script(self.task.entry)
         except AutomapError as error:
@@ -56,15 +65,40 @@ class CaptureRun:
             if not (isinstance(error, SystemExit) and error.code in (None, 0)):
                 self.failure = user_traceback(error, self.task.entry)
                 print(self.failure.text, file=sys.stderr)
+        self._decide()
+
+    def _watch_tensorflow(self) -> None:
+        """The script has imported TensorFlow: its functions may be the step, as well as JAX's."""
+        from automap_launch.frontends.tensorflow import capture
+
+        self.tensorflow = capture.watch(
+            lambda make: self.save(lambda: make(self.task.entry, self.task.platforms)), self.refuse, self.task.step_name
+        )
+
+    def _decide(self) -> NoReturn:
+        """The script has ended. Of two front ends, that one knows best which saw the script train."""
+        if self.tensorflow is not None and (self.tensorflow.trained or not self.detector.functions):
+            self.tensorflow.decide()
+        if self.task.kind == "tensorflow":
+            self.refuse(
+                CaptureError(
+                    "frontend.kind=tensorflow, but the script trained nothing with TensorFlow",
+                    hint="leave frontend.kind out",
+                )
+            )
         self.detector.decide()
 
     def _on_call(self, function: jit_hook.HookedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.detector.on_call(function, args, kwargs)
 
     def accept(self, call: Call, before: Call | None) -> NoReturn:
-        """Saves the step and leaves."""
+        """Saves the step of a jitted function and leaves."""
+        self.save(lambda: build_step(call, before, self.task.entry, self.task.platforms))
+
+    def save(self, make: Callable[[], TrainStep]) -> NoReturn:
+        """Saves the step that `make` gives and leaves."""
         try:
-            step = build_step(call, before, self.task.entry, self.task.platforms)
+            step = make()
             self.write_in_place()
             step.save(Path(self.task.folder))
             record = CaptureRecord(outcome="step")

@@ -18,12 +18,13 @@ class CaptureTask:
     """What to capture.
 
     Attributes:
-      step_name, materialize_limit: see `FrontendConfig`.
+      kind, step_name, materialize_limit: see `FrontendConfig`.
       platforms: to lower for, `cpu` first.
       folder: receives the `TrainStep`; `record` the outcome; `scratch` what the script writes.
     """
 
     entry: Entry
+    kind: str
     step_name: str | None
     materialize_limit: str
     platforms: tuple[str, ...]

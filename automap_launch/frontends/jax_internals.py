@@ -32,7 +32,7 @@ _check_version()
 from jax._src import core, source_info_util, tree_util  # noqa: E402
 from jax._src.interpreters import mlir as jax_mlir  # noqa: E402
 from jax._src.lib import _jax, jax_jit  # noqa: E402
-from jax._src.lib.mlir import ir  # noqa: E402
+from jax._src.lib.mlir import ir, passmanager  # noqa: E402
 from jax._src.lib.mlir.dialects import chlo, hlo  # noqa: E402
 from jax.extend.mlir import deserialize_portable_artifact  # noqa: E402
 
@@ -119,6 +119,32 @@ def read_artifact(artifact: bytes) -> Any:
     return deserialize_portable_artifact(artifact, context)
 
 
+def module_of_hlo(hlo: bytes) -> Any:
+    """A serialized HLO module proto as a StableHLO module. Names of its instructions become locations."""
+    context = jax_mlir.make_ir_context()
+    with context:
+        return ir.Module.parse(_jax.mlir.hlo_to_stablehlo(hlo))
+
+
+def legalize_deprecated(module: Any) -> None:
+    """Turns operations that StableHLO keeps for other front ends (`dot`, `broadcast`) into those that JAX emits."""
+    hlo.register_stablehlo_passes()
+    with module.context:
+        passes = passmanager.PassManager.parse("builtin.module(func.func(stablehlo-legalize-deprecated-ops))")
+        passes.run(module.operation)
+
+
+def main_type(module: Any) -> Any:
+    """Type of the module's function `main`."""
+    return ir.FunctionType(ir.SymbolTable(module.operation)["main"].attributes["function_type"].value)
+
+
+def ranked(kind: Any) -> tuple[tuple[int, ...], str]:
+    """Shape and name of the element type of a ranked tensor type."""
+    tensor = ir.RankedTensorType(kind)
+    return tuple(tensor.shape), str(tensor.element_type)
+
+
 def drop_shardings(module: Any) -> None:
     """Takes sharding annotations out of a module lowered for one device, where they say nothing.
 
@@ -187,10 +213,14 @@ __all__ = [
     "evaluating",
     "flatten_arguments",
     "jax_mlir",
+    "legalize_deprecated",
+    "main_type",
+    "module_of_hlo",
     "module_text",
     "name_stack",
     "operations",
     "portable_artifact",
+    "ranked",
     "register_top_level_trace",
     "set_base_trace",
     "set_current_trace",

@@ -41,11 +41,14 @@ from automap_launch.units import parse_bytes
 if TYPE_CHECKING:
     from automap_launch.frontends.deferred import DeferredTrace
     from automap_launch.frontends.lowering import LoweredStep
-    from automap_launch.frontends.substitute import Runner, StepReport, Substitute
+    from automap_launch.frontends.substitute import Build, Runner, StepReport
 
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
 # These stand in for functions of Python and JAX: an error in there is what the script would have met anyway.
-_STAND_INS = tuple(f"{_OURS}frontends{os.sep}{name}.py" for name in ("jit_hook", "overlay", "side_effects", "world"))
+_STAND_INS = tuple(
+    os.path.join(_OURS + "frontends", *name.split("/")) + ".py"
+    for name in ("jit_hook", "overlay", "side_effects", "world", "tensorflow/calls", "tensorflow/keras_fit")
+)
 
 # How long the script's exit handlers may take after a failure: the other ranks wait for this one to go.
 _LAST_WORDS_SECONDS = 10.0
@@ -104,14 +107,13 @@ def _prepare(spec: LaunchSpec, rank: int, feed: Feed, meter: Meter) -> None:
     """Makes the world in which the script runs."""
     import jax
 
-    from automap_launch.frontends import jit_hook
     from automap_launch.frontends.deferred import DeferredTrace
     from automap_launch.frontends.world import enter_single_world, read_everywhere
 
     atexit.register(_say_goodbye)
     frontend = FrontendConfig(**spec.frontend)
     trace = DeferredTrace(parse_bytes(frontend.materialize_limit))
-    jit_hook.install(_substitute(spec, StepObserver(trace, meter)))
+    _take_the_step(spec, StepObserver(trace, meter))
     if rank == 0:
         feed.send(ReadyEvent(time.time(), spec.processes, jax.device_count(), spec.attempt))
     if frontend.world == "single":
@@ -125,13 +127,36 @@ def _prepare(spec: LaunchSpec, rank: int, feed: Feed, meter: Meter) -> None:
     trace.start()
 
 
-def _substitute(spec: LaunchSpec, observer: StepObserver) -> Substitute:
-    from automap_launch.frontends.deferred import materialize
+def _take_the_step(spec: LaunchSpec, observer: StepObserver) -> None:
+    """Has the front end that captured the step run it as the plan says."""
+    from automap_launch.frontends import jit_hook
     from automap_launch.frontends.substitute import Substitute
-    from automap_launch.runtime.build import build_executable
-    from automap_launch.runtime.signatures import fit, same_state
+    from automap_launch.frontends.tensorflow.run import take_the_step
+    from automap_launch.runtime.signatures import same_state
 
-    step, layout = TrainStep.load(Path(spec.train_step)), Layout.load(Path(spec.layout))
+    step = TrainStep.load(Path(spec.train_step))
+    build = _builder(spec, step)
+    if step.frontend == "tensorflow":
+        take_the_step(step, build, observer)
+        return
+    jit_hook.install(
+        Substitute(
+            step,
+            spec.platform,
+            accepts=lambda arguments: same_state(step, arguments),
+            build=build,
+            observer=observer,
+        )
+    )
+
+
+def _builder(spec: LaunchSpec, step: TrainStep) -> Build:
+    """What makes a signature of the step runnable under the plan."""
+    from automap_launch.frontends.deferred import materialize
+    from automap_launch.runtime.build import build_executable
+    from automap_launch.runtime.signatures import fit
+
+    layout = Layout.load(Path(spec.layout))
 
     def build(function: Any, lowered: LoweredStep) -> Runner:
         fitted = fit(step, layout, lowered.arguments, lowered.results)
@@ -153,13 +178,7 @@ def _substitute(spec: LaunchSpec, observer: StepObserver) -> Substitute:
             materialize=materialize,
         )
 
-    return Substitute(
-        step,
-        spec.platform,
-        accepts=lambda arguments: same_state(step, arguments),
-        build=build,
-        observer=observer,
-    )
+    return build
 
 
 def _record(error: BaseException, spec: LaunchSpec, rank: int, phase: str) -> int:
