@@ -86,9 +86,9 @@ def why_invalid(program: Program, decision: Decision, shardable: frozenset[int] 
     if shardable is None:
         shardable = shardable_groups(program)
     if decision.stages > 1 or decision.micro_batches > 1:
-        why = why_not_cut(program, decision.stages, decision.micro_batches, decision.data)
+        why = why_not_cut(program, decision.stages, decision.data * decision.micro_batches)
         if why is not None:
-            return why
+            return f"stages={decision.stages} micro_batches={decision.micro_batches}: {why}"
     if decision.cuts and decision.cuts[-1] >= len(program.blocks):
         return (
             f"cuts={list(decision.cuts)}: the step has {len(program.blocks)} blocks, so the last stage can begin with "
@@ -113,32 +113,39 @@ def why_invalid(program: Program, decision: Decision, shardable: frozenset[int] 
     return None
 
 
-def why_not_cut(program: Program, stages: int, micro_batches: int, data: int = 1) -> str | None:
-    """Why a step cannot run in so many stages or micro-batches, each over `data` devices; None when it can."""
-    parts = data * micro_batches
-    what = f"stages={stages} micro_batches={micro_batches}" + (f" data={data}" if data > 1 else "")
+def why_not_cut(program: Program, stages: int, parts: int = 1) -> str | None:
+    """Why a step cannot run in several stages or micro-batches, or None when it can.
+
+    Args:
+      stages: 1 for a single stage that accumulates gradients.
+      parts: equal parts of the batch, on devices of their own or one after the other (data x micro-batches).
+    """
     analysis = program.batch_analysis
     if program.step.has_callbacks:
         return (
-            f"{what}: the step calls back into Python (jax.debug.print, io_callback), so it runs as a whole, in one "
-            "stage and one micro-batch"
+            "the step calls back into Python (jax.debug.print, io_callback), so it runs as a whole, in one stage and "
+            "one micro-batch"
         )
     if analysis is None:
-        return f"{what}: how the step runs in micro-batches was not analysed"
+        return "it was not analysed how the step runs in micro-batches"
     if analysis.refusals:
-        more = f" (and {len(analysis.refusals) - 1} more)" if len(analysis.refusals) > 1 else ""
-        allowed = any(refusal.local_statistics for refusal in analysis.refusals)
-        hint = "; search.allow_local_batch_stats=true lets each micro-batch take its own" if allowed else ""
-        return f"{what}: the step cannot run in micro-batches: {analysis.refusals[0].reason}{more}{hint}"
+        first, more = analysis.refusals[0], len(analysis.refusals) - 1
+        also = f" (and {more} more reason{'s'[: more > 1]})" if more else ""
+        hint = (
+            "; search.allow_local_batch_stats=true lets each micro-batch take its own" if first.local_statistics else ""
+        )
+        return f"{first.reason}{also}{hint}"
     if analysis.local_values and stages > 1:
         return (
-            f"{what}: where micro-batches take statistics of their own (search.allow_local_batch_stats), the step runs "
-            "in one stage"
+            "where micro-batches take statistics of their own (search.allow_local_batch_stats), the step runs in one "
+            "stage"
         )
+    if stages > max(1, len(program.blocks)):
+        return f"the step has {len(program.blocks)} blocks to make stages of"
     if analysis.max_micro_batches % parts:
         return (
-            f"{what}: the batch has to be cut into {parts} equal parts (data x micro-batches), and it can be cut into "
-            f"{analysis.max_micro_batches} or a divisor of that"
+            f"the batch would be cut into {parts} equal parts (data x micro-batches), which does not divide the "
+            f"{analysis.max_micro_batches} that it can be cut into"
         )
     return None
 

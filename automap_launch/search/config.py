@@ -16,7 +16,8 @@ class PinConfig:
     Attributes:
       data, model: sizes of the mesh axes.
       storage: `none`, `optimizer` or `state` (ZeRO).
-      stages, micro_batches, schedule: of the pipeline.
+      stages, micro_batches, schedule: of the pipeline; with one stage, gradients are accumulated over micro-batches.
+      cuts: the first blocks of all stages but the first (mode=plan shows the blocks).
       groups: by the path of one of a group's parameters, the axis that shards it (`model`), or null for none.
     """
 
@@ -26,6 +27,7 @@ class PinConfig:
     stages: int | None = None
     micro_batches: int | None = None
     schedule: str | None = None
+    cuts: list[int] | None = None
     groups: dict[str, str | None] | None = None
 
 
@@ -101,6 +103,9 @@ class SearchConfig:
       sweep_limit: when the agent is done or out of patience and at most this many plans are left, all of them are
         tried, which proves the best one optimal; with more left, the agent explores anew until patience ends.
       memory_fraction: the share of a device's memory that a plan may use.
+      max_blocks: the forward part is cut into at most this many blocks, of which pipeline stages are made.
+      allow_local_batch_stats: micro-batches may take batch statistics of their own (batch norm), which changes results
+        and is named in the plan.
     """
 
     method: str = "dqn"
@@ -110,6 +115,8 @@ class SearchConfig:
     sweep_limit: int = 50_000
     seed: int = 0
     memory_fraction: float = 0.9
+    max_blocks: int = 32
+    allow_local_batch_stats: bool = False
     pin: PinConfig = field(default_factory=PinConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
 
@@ -123,5 +130,7 @@ class SearchConfig:
             raise ValueError(f"search.memory_fraction is above 0 and at most 1, got {self.memory_fraction}")
         if self.max_evaluations is not None and self.max_evaluations < 1:
             raise ValueError(f"search.max_evaluations is at least 1 or null, got {self.max_evaluations}")
+        if self.max_blocks < 1:
+            raise ValueError(f"search.max_blocks is at least 1, got {self.max_blocks}")
         if self.sweep_limit < 0:
             raise ValueError(f"search.sweep_limit is at least 0, got {self.sweep_limit}")
