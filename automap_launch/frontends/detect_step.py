@@ -8,7 +8,8 @@ earlier one. What keeps functions that look alike apart:
   computed from them outside. Refused, naming the functions to join.
 - functions that carry state but take no gradients (moving averages, separate updates, metrics): never the step while
   a function that takes gradients is about; the step by itself only if there is none (hand-written gradients).
-- two proven steps (adversarial training): refused, naming both.
+- two proven steps (adversarial training): refused, naming both; one definition that updates the same state for
+  several tasks in turn is one step.
 - a loop over many steps inside one jit, called once: refused.
 
 When the script reads a number that depends on a recorded call, it is given a stand-in, and goes on to the next call.
@@ -35,6 +36,7 @@ from automap_launch.frontends.functions_seen import (
     history,
     result_of,
     same_array,
+    take_turns,
     unmoved,
 )
 from automap_launch.frontends.jit_hook import HookedFunction
@@ -175,7 +177,7 @@ class StepDetector:
                 self._accept(named[0])
             return
         strong = [f for f in proven if f.may_be_step]
-        if len(strong) > 1:
+        if len(strong) > 1 and not take_turns(strong):
             self.refuse(refusals.several_steps(strong, self.functions.values()))
         for function in strong:
             assert function.proven_at is not None
@@ -236,13 +238,13 @@ class StepDetector:
         strong = [f for f in functions if f.proof is not None and f.may_be_step]
         if self.step_name is not None:
             self._decide_named(otherwise)
-        if len(strong) > 1:
+        if len(strong) > 1 and not take_turns(strong):
             self.refuse(refusals.several_steps(strong, functions))
         if strong:
             self._accept(strong[0])
         candidates = [f for f in functions if f.may_be_step]
         by_structure = [f for f in candidates if _updates_inside(f)]
-        if len(by_structure) == 1:
+        if len(by_structure) == 1 or (by_structure and take_turns(by_structure)):
             assert by_structure[0].last is not None
             self.accept(by_structure[0].last, None)
         if len(by_structure) > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +116,24 @@ def result_of(value: Any) -> tuple[Call, int] | None:
     if isinstance(value, Deferred) and isinstance(value.node.tag, Call):
         return value.node.tag, value.index
     return None
+
+
+def take_turns(functions: Sequence[SeenFunction]) -> bool:
+    """Whether all are of one definition and update the same state in turn, as for several tasks of one model.
+
+    Each receives what another returned as the new value of that very argument. Adversaries made by one factory
+    receive each other's parameters, too, but in another place.
+    """
+    if any(function.identity != functions[0].identity for function in functions):
+        return False
+    linked: set[SeenFunction] = set()
+    for function in functions:
+        for i, leaf in enumerate(function.last.leaves if function.last is not None else ()):
+            found = result_of(leaf)
+            giver = found[0].function if found is not None and found[0].matched.get(found[1]) == i else function
+            if giver is not function:
+                linked |= {function, giver}
+    return linked.issuperset(functions)
 
 
 def history(value: Any) -> list[Node]:

@@ -255,6 +255,45 @@ def test_adversarial_training_is_refused_by_both_names(critic_steps):
     assert found(script, step_name="generator")[0].identity.name.endswith("generator")
 
 
+def step_of(loss):
+    """A step made by a factory, as one is made for each task of a model."""
+
+    def update(own, other, x):
+        value, grads = jax.value_and_grad(lambda own: loss(own, other, x))(own)
+        return descend(own, grads), value
+
+    return jax.jit(update)
+
+
+def distance(own, other, x):
+    return jnp.mean((x @ own["w"] + own["b"]) ** 2) + jnp.sum(other["w"])
+
+
+@pytest.mark.parametrize("first_task_for", [1, 3])
+def test_one_definition_that_updates_the_same_state_for_several_tasks_is_one_step(first_task_for):
+    def script():
+        tasks, params = [step_of(distance), step_of(lambda *args: 2 * distance(*args))], PARAMS
+        for i, (x, _) in enumerate(batches(20)):
+            params, loss = tasks[i % (first_task_for + 1) >= first_task_for](params, PARAMS, x)
+            print(float(loss))
+
+    step, _ = found(script)
+    assert step.identity.name == "update"
+    assert [a.role for a in step.arguments] == ["state"] * 4 + ["batch"]
+    assert [r.replaces for r in step.results] == [0, 1, None]
+
+
+def test_adversaries_made_by_one_factory_are_still_two_steps():
+    def script():
+        critic_step, generator_step = step_of(distance), step_of(lambda *args: -distance(*args))
+        c, g = PARAMS, PARAMS
+        for x, _ in batches(20):
+            c, _ = critic_step(c, g, x)
+            g, _ = generator_step(g, c, x)
+
+    assert "several steps" in refusal(script).message
+
+
 def whole_loop(params, xs, ys):
     def body(p, batch):
         return sgd_step(p, *batch)
