@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import os
+import random
 import sys
 import types
 import zlib
@@ -92,7 +93,8 @@ def _nearest_frames(context: int = 1) -> list[inspect.FrameInfo]:
 def _one_device_and_one_seed(module: Any) -> None:
     """A script that names its devices (`n_devices=8`) means all there are: the plan's, which look like one.
 
-    Without a seed of its own it draws one at random: all ranks must draw the same.
+    Without a seed of its own, Trax draws one from the operating system. Here it is another one in every run, and the
+    same on all ranks; Python's `random`, from which layers draw what may end up in the program, goes on as it was.
     """
     initialise = module.init_host_and_devices
 
@@ -100,14 +102,23 @@ def _one_device_and_one_seed(module: Any) -> None:
     def init_host_and_devices(n_devices: int | None = None, random_seed: int | None = None) -> Any:
         here = module.fastmath.local_device_count()
         if n_devices is not None and n_devices > here == 1:
-            module._log(f"n_devices={n_devices}: automap-launch spreads the step over all devices by its plan")
+            module._log(f"n_devices={n_devices}: automap-launch spreads the step over all devices, as its plan says")
             n_devices = here
-        run = os.environ.get("AUTOMAP_RUN_DIR")
-        if random_seed is None and run is not None:
-            random_seed = zlib.crc32(run.encode()) % 2**31
-        return initialise(n_devices, random_seed)
+        if random_seed is not None:
+            return initialise(n_devices, random_seed)
+        state = random.getstate()
+        try:
+            return initialise(n_devices, _seed_of_this_run())
+        finally:
+            random.setstate(state)
 
     module.init_host_and_devices = init_host_and_devices
+
+
+def _seed_of_this_run() -> int | None:
+    """Derived from the run folder; None while the step is captured, where it does not matter."""
+    folder = os.environ.get("AUTOMAP_RUN_DIR")
+    return None if folder is None else zlib.crc32(folder.encode()) % 2**31
 
 
 def _same_keys_at_every_step(module: Any) -> None:

@@ -11,6 +11,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import random
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -50,11 +51,16 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._options = (writes, refusing)
         self._compatibility: _Compatibility | None = None
         self._looking = False
+        self._random_state = random.getstate()
 
     def compatibility(self) -> _Compatibility:
         """Made when the first of Trax's modules is imported: it imports JAX."""
         if self._compatibility is None:
             check_version()
+            if random.getstate() == self._random_state:
+                # Every layer draws a number which may end up in the program: another one in each process and run would
+                # make another program each time. A script that has seeded `random` itself is left alone.
+                random.seed(0)
             self._compatibility = _Compatibility(*self._options)
         return self._compatibility
 
