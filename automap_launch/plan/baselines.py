@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from math import inf
 
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.sharding import why_invalid
 from automap_launch.program.program import Program
 
-BASELINES = ("single", "data_parallel", "zero_data_parallel", "megatron")
+BASELINES = ("single", "data_parallel", "zero_data_parallel", "megatron", "pipeline")
 
 
 def baselines(program: Program, cluster: Cluster) -> dict[str, Decision | None]:
@@ -17,7 +20,7 @@ def baselines(program: Program, cluster: Cluster) -> dict[str, Decision | None]:
 
     `single`: one device, for reference. `data_parallel`: every device has its share of the batch and all of the model.
     `zero_data_parallel`: the same with all state stored sharded. `megatron`: tensor parallelism inside a host, data
-    parallelism around it.
+    parallelism around it. `pipeline`: a stage a host, with as much work each as can be, data parallelism inside.
     """
     devices = cluster.devices
     known: dict[str, Decision | None] = {
@@ -25,6 +28,7 @@ def baselines(program: Program, cluster: Cluster) -> dict[str, Decision | None]:
         "data_parallel": Decision(devices, 1) if devices > 1 else None,
         "zero_data_parallel": Decision(devices, 1, storage="state") if devices > 1 else None,
         "megatron": _megatron(program, cluster),
+        "pipeline": _pipeline(program, cluster),
     }
     return {name: d if d is None or why_invalid(program, d) is None else None for name, d in known.items()}
 
@@ -43,6 +47,37 @@ def _megatron(program: Program, cluster: Cluster) -> Decision | None:
             if decision.sharded and why_invalid(program, decision) is None:
                 return decision
     return None
+
+
+def _pipeline(program: Program, cluster: Cluster) -> Decision | None:
+    """A stage a host (two stages on a single host; fewer where there are not as many blocks), 1F1B, and the most
+    micro-batches that the batch allows up to four a stage: more would hide little more of the bubble."""
+    hosts = cluster.hosts if cluster.hosts > 1 else 2
+    stages = max(n for n in range(1, hosts + 1) if hosts % n == 0 and n <= max(1, len(program.blocks)))
+    if stages == 1 or cluster.devices % stages:
+        return None
+    data = cluster.devices // stages
+    work = [block.flops + block.backward_flops for block in program.blocks]
+    for micro_batches in range(4 * stages, 0, -1):
+        decision = Decision(data, 1, micro_batches=micro_batches, cuts=even_cuts(work, stages), schedule="1f1b")
+        if why_invalid(program, decision) is None:
+            return decision
+    return None
+
+
+def even_cuts(work: Sequence[int], stages: int) -> tuple[int, ...]:
+    """First blocks of all stages but the first, so that the most work of a stage is least. 1 <= stages <= blocks."""
+    sums = [0, *accumulate(work)]
+    # By end: the least possible most work of the stages so far, and the cuts that give it.
+    best: list[tuple[float, tuple[int, ...]]] = [(float(total), ()) for total in sums]
+    for stage in range(1, stages):
+        longer: list[tuple[float, tuple[int, ...]]] = [(inf, ())] * len(sums)
+        for end in range(stage + 1, len(sums)):
+            longer[end] = min(
+                (max(best[cut][0], float(sums[end] - sums[cut])), (*best[cut][1], cut)) for cut in range(stage, end)
+            )
+        best = longer
+    return best[-1][1]
 
 
 def inner_groups(program: Program, model: int) -> frozenset[int]:

@@ -29,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 # Columns of `BlockCosts.compute` and `.collectives`: of one micro-batch, then once a step before and after them.
 PHASES = ("forward", "backward", "weight", "before", "after")
-_MICRO = 3
+MICRO_PHASES = 3
 # Columns of `BlockCosts.held`.
 HELD = ("parameters", "optimizer", "gradients", "other")
 
@@ -206,8 +206,8 @@ class BlockCosts:
         return join(schedule, [(self, cuts)])
 
     def _whole_step(self, seconds: Array) -> Array:
-        micro: Array = seconds[..., :_MICRO].sum(axis=-1)
-        once: Array = seconds[..., _MICRO:].sum(axis=-1)
+        micro: Array = seconds[..., :MICRO_PHASES].sum(axis=-1)
+        once: Array = seconds[..., MICRO_PHASES:].sum(axis=-1)
         return self.micro_batches * micro + once
 
     def _joined_seconds(self, first: Ints, end: Ints) -> tuple[Array, Array]:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from automap_launch.cluster import collectives
 from automap_launch.cluster.cluster import Cluster
-from automap_launch.cluster.collectives import Kind, axis_link
+from automap_launch.cluster.collectives import Kind, alpha_beta
 from automap_launch.plan.block_costs import HELD, MICRO_PHASES, PHASES, BlockCosts, Joined, TiedParameter
 from automap_launch.plan.block_memory import BlockMemory
-from automap_launch.plan.cases import BOTH, Collective, case_of, gather_case
+from automap_launch.plan.cases import BOTH, Case, Collective, case_of, gather_case
 from automap_launch.plan.decision import STORAGES, Decision, Storage
 from automap_launch.plan.group_bounds import ROWS, GroupBounds
 from automap_launch.plan.pricing import OPTIMIZER, OTHER, PARAMETERS, RowSets, StepArgument
@@ -47,6 +47,16 @@ _HELD_COLUMN = {PARAMETERS: "parameters", OPTIMIZER: "optimizer", OTHER: "other"
 # Sums of low-precision gradients are kept in 32 bits.
 _SUM_BYTES = 4
 _CASES = 1024  # kept at a time
+
+
+@dataclass(frozen=True)
+class Member:
+    """A row, or the arguments of one shape. `flops`: of one run. `phase`: when it runs (see `PHASES`). `collectives`:
+    each with its own phase."""
+
+    flops: float
+    phase: str
+    collectives: tuple[tuple[str, Collective], ...]
 
 
 class BlockTable:
@@ -78,7 +88,7 @@ class BlockTable:
         self._speed = min(cluster.curves.alone_speedup, cluster.devices / (self._devices * stages))
         self._lengths = np.array([len(r) + len(a) for r, a in zip(sets.rows, sets.arguments, strict=True)])
         self._within = np.concatenate([np.arange(n) for n in self._lengths]) if len(self._lengths) else np.zeros(0, int)
-        self._times = self._block_times()
+        self.times = self._block_times()
         self._tied_readers: dict[int, list[int]] = {}
         for number, block in enumerate(program.blocks if stages > 1 else ()):
             for parameter in block.tied:
@@ -87,9 +97,8 @@ class BlockTable:
         self._prices = np.zeros((1024, _WIDTH))
         self._filled = 0
         self._costs: OrderedDict[tuple[frozenset[int], str], BlockCosts] = OrderedDict()
-        link, data = axis_link(cluster, self._mesh, DATA), self._mesh[DATA]
-        self._alpha = np.array([collectives.rounds(kind, data) * link.alpha_s for kind in _JOINED])
-        self._beta = np.array([collectives.share_sent(kind, data) * link.beta_s_per_byte for kind in _JOINED])
+        joined = [alpha_beta(cluster, self._mesh, DATA, kind) for kind in _JOINED]
+        self._alpha, self._beta = (np.array(column) for column in zip(*joined, strict=True))
 
     def costs(self, decision: Decision) -> BlockCosts:
         """Costs by block of a decision, whatever its cuts and its schedule."""
@@ -106,7 +115,7 @@ class BlockTable:
     def bounds(self, storage: Storage) -> GroupBounds:
         """Lower bounds of all blocks together, over the sets of groups that are sharded."""
         level = STORAGES.index(storage)
-        times = self._times.sum(axis=0)
+        times = self.times.sum(axis=0)
         ends = np.cumsum(self._lengths)
         tables = []
         for column, groups in enumerate(self._on_mesh.sets):
@@ -126,7 +135,7 @@ class BlockTable:
 
     def _work_out(self, decision: Decision) -> BlockCosts:
         rules, data = self._row_sets.rules, self._mesh[DATA]
-        totals = self._times @ self._row_prices(decision)
+        totals = self.times @ self._row_prices(decision)
         shares = self._on_mesh.shares([decision], self._micro_batches)[0]
         held = totals[:, _HELD]
         held[:, HELD.index("gradients")] += self._memory.stacks @ shares
@@ -168,7 +177,7 @@ class BlockTable:
         axes, storage = self._on_mesh.assignment(column, place)
         rows = [self._price_row(row, axes, storage) for row in self._row_sets.rows[column]]
         rows += [self._price_argument(argument, axes, storage) for argument in self._row_sets.arguments[column]]
-        if self._filled + len(rows) > len(self._prices):
+        while self._filled + len(rows) > len(self._prices):
             self._prices = np.concatenate([self._prices, np.zeros_like(self._prices)])
         self._prices[self._filled : self._filled + len(rows)] = rows
         self._starts[place] = self._filled
@@ -186,33 +195,45 @@ class BlockTable:
                 times[block, k] = count
         return times
 
+    def members(self, decision: Decision) -> Iterator[Member]:
+        """Everything that costs, as one device of a stage runs it; in the order of `times`."""
+        where = self._on_mesh.places_of([decision])[0]
+        for column, place in enumerate(where):
+            axes, storage = self._on_mesh.assignment(column, int(place))
+            for row in self._row_sets.rows[column]:
+                case, phase = self._case(row, axes, storage)
+                yield Member(case.flops, phase, tuple(_placed(case, phase, once=row.once)))
+            for argument in self._row_sets.arguments[column]:
+                yield Member(0.0, "before", tuple(("before", g) for g in self._gathers(argument, axes, storage)))
+
+    def _case(self, row: Row, axes: Mapping[int, str], storage: int) -> tuple[Case, str]:
+        """One run of a row for one micro-batch, and its phase."""
+        micro = micro_row(row, self._program.batch, self._micro_batches)
+        case = case_of(micro, axes, self._mesh, self._row_sets.rules, scattered=storage > 0)
+        return case, _phase(row, self._program.batch)
+
     def _price_row(self, row: Row, axes: Mapping[int, str], storage: int) -> Array:
         columns = np.zeros(_WIDTH)
-        row = micro_row(row, self._program.batch, self._micro_batches)
-        case = case_of(row, axes, self._mesh, self._row_sets.rules, scattered=storage > 0)
-        phase = _phase(row, self._program.batch)
+        case, phase = self._case(row, axes, storage)
         columns[PHASES.index(phase)] = self._row_sets.seconds(row, case)
-        for collective in case.collectives:
-            if collective.axis == BOTH and collective.kind in ("all_reduce", "reduce_scatter"):
-                # A sum over both: over `model` for each micro-batch, over `data` once.
-                parts = [replace(collective, axis=MODEL, combinable=False), replace(collective, axis=DATA)]
-            else:
-                parts = [collective]
-            for part in parts:
-                self._add(columns, phase, part, once=row.once)
+        for when, collective in _placed(case, phase, once=row.once):
+            self._add(columns, when, collective)
         return columns
 
-    def _add(self, columns: Array, phase: str, collective: Collective, *, once: bool) -> None:
-        kind, axis = collective.kind, collective.axis
-        if axis == DATA and collective.combinable and kind in _JOINED:
+    def _add(self, columns: Array, phase: str, collective: Collective) -> None:
+        kind = collective.kind
+        if is_joined(collective):
             columns[_SIZES.start + _JOINED_KINDS.index(kind)] += collective.size
             columns[_COUNTS.start + _JOINED_KINDS.index(kind)] += 1
             return
-        if axis == DATA and not once and kind != "all_gather":
-            phase = "after"  # sums over examples are added up on each device, and over devices once
-        devices = math.prod(self._mesh[name] for name in axis.split("+"))
-        link = axis_link(self._cluster, self._mesh, axis)
-        columns[_COLLECTIVES.start + PHASES.index(phase)] += collectives.seconds(kind, collective.size, devices, link)
+        alpha, beta = alpha_beta(self._cluster, self._mesh, collective.axis, kind)
+        columns[_COLLECTIVES.start + PHASES.index(phase)] += alpha + beta * collective.size
+
+    def _gathers(self, argument: StepArgument, axes: Mapping[int, str], storage: int) -> tuple[Collective, ...]:
+        """The gathering of parameters that are stored, or were updated, sharded over the data axis."""
+        if storage == 0 or argument.column != PARAMETERS:
+            return ()
+        return gather_case(argument.tensor, axes, self._mesh, self._row_sets.rules).collectives
 
     def _price_argument(self, argument: StepArgument, axes: Mapping[int, str], storage: int) -> Array:
         columns, tensor = np.zeros(_WIDTH), argument.tensor
@@ -225,12 +246,10 @@ class BlockTable:
             columns[_HELD.start + HELD.index("gradients")] = (
                 size * max(tensor.item_bytes, _SUM_BYTES) / self._parts(compute)
             )
-            if storage > 0:
-                gathers = gather_case(tensor, axes, self._mesh, self._row_sets.rules).collectives
-                for gather in gathers:
-                    self._add(columns, "before", gather, once=True)
-                if storage >= argument.stored_from:
-                    columns[_HELD.start + HELD.index("other")] += sum(gather.size for gather in gathers)
+        for gather in self._gathers(argument, axes, storage):
+            self._add(columns, "before", gather)
+            if storage >= argument.stored_from:
+                columns[_HELD.start + HELD.index("other")] += gather.size
         return columns
 
     def _parts(self, spec: tuple[str | None, ...]) -> int:
@@ -246,6 +265,24 @@ class BlockTable:
             link = self._cluster.link("network" if self._cluster.hosts > 1 else "host")
             found.append(TiedParameter(tuple(blocks), size, collectives.permute(size, self._devices, link)))
         return tuple(found)
+
+
+def is_joined(collective: Collective) -> bool:
+    """Whether the compiler joins it with others of its kind: see `Joined`."""
+    return collective.combinable and collective.axis == DATA and collective.kind in _JOINED
+
+
+def _placed(case: Case, phase: str, *, once: bool) -> Iterator[tuple[str, Collective]]:
+    """A row's collectives, each with the phase that it runs in."""
+    for collective in case.collectives:
+        parts = [collective]
+        if collective.axis == BOTH:
+            # A sum over both: over `model` for each micro-batch, over `data` once.
+            parts = [replace(collective, axis=MODEL, combinable=False), replace(collective, axis=DATA)]
+        for part in parts:
+            # Sums over examples are added up on each device, and over devices once.
+            late = part.axis == DATA and part.kind != "all_gather" and not once
+            yield ("after" if late else phase), part
 
 
 def _phase(row: Row, batch: int | None) -> str:

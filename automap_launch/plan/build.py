@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 
 from automap_launch.errors import PlanError
 from automap_launch.plan.cost import CostModel
-from automap_launch.plan.decision import STORAGES, Decision
+from automap_launch.plan.decision import SCHEDULES, STORAGES, Decision
 from automap_launch.plan.derive import derive_layout, stored_leaves
 from automap_launch.plan.plan import ClusterId, GroupChoice, Origin, Plan, Predicted, Stage
 from automap_launch.plan.sharding import DATA, MODEL, mesh_of, shardable_groups, why_invalid
@@ -33,57 +35,104 @@ def build_plan(decision: Decision, model: CostModel, origin: Origin) -> Plan:
     program, cluster = model.program, model.cluster
     estimate = model.estimate(decision)
     mesh = mesh_of(decision)
+    own = decision.data * decision.model
     return Plan(
         fingerprint=program.step.fingerprint,
         cluster=ClusterId(cluster.name, cluster.digest),
         mesh=mesh,
         groups=_choices(decision, model),
         storage=storage_of(program, decision),
-        stages=(Stage((0, 0), mesh, tuple(range(decision.devices))),),
-        micro_batches=1,
-        schedule="none",
-        allow_local_batch_stats=False,
-        predicted=Predicted(estimate.step_seconds, estimate.compute, estimate.communication, 0.0, estimate.memory),
+        stages=tuple(
+            Stage(blocks, mesh, tuple(range(stage * own, (stage + 1) * own)))
+            for stage, blocks in enumerate(spans_of(decision, program))
+        ),
+        micro_batches=decision.micro_batches,
+        schedule=decision.schedule,
+        allow_local_batch_stats=takes_local_statistics(decision, program),
+        predicted=Predicted(
+            estimate.step_seconds, estimate.compute, estimate.communication, estimate.bubble, estimate.memory
+        ),
         origin=origin,
         versions=_versions(),
     )
+
+
+def spans_of(decision: Decision, program: Program) -> tuple[tuple[int, int], ...]:
+    """First and last block of each stage."""
+    bounds = (0, *decision.cuts, max(1, len(program.blocks)))
+    return tuple((first, end - 1) for first, end in pairwise(bounds))
+
+
+def takes_local_statistics(decision: Decision, program: Program) -> bool:
+    """Whether micro-batches take batch statistics of their own: results differ from those of the unsplit step."""
+    analysis = program.batch_analysis
+    return decision.micro_batches > 1 and analysis is not None and bool(analysis.local_values)
 
 
 def decision_of(plan: Plan, program: Program) -> Decision:
     """The decision that a plan spells out.
 
     Raises:
-      PlanError: the plan is not one of this program, or asks for what this version cannot run.
+      PlanError: the plan is not one of this program, or cannot be carried out; the message names the field.
     """
-    if len(plan.stages) > 1 or plan.micro_batches > 1 or plan.schedule != "none":
-        raise PlanError(
-            f"the plan has stages: {len(plan.stages)}, micro_batches: {plan.micro_batches}, schedule: {plan.schedule}: "
-            "this version runs plans of one stage and one micro-batch (schedule: none)"
-        )
     if set(plan.mesh) - {DATA, MODEL}:
         raise PlanError(f"mesh has the axes {', '.join(plan.mesh)}: expected {DATA} and {MODEL}")
-    data, model = plan.mesh.get(DATA, 1), plan.mesh.get(MODEL, 1)
-    sharded = _sharded_groups(plan, program)
-    found = next(
-        (
-            decision
-            for decision in (Decision(data, model, sharded, storage) for storage in STORAGES)
-            if storage_of(program, decision) == plan.storage
-        ),
-        None,
-    )
+    _check_stages(plan, program)
+    try:
+        bare = Decision(
+            data=plan.mesh.get(DATA, 1),
+            model=plan.mesh.get(MODEL, 1),
+            sharded=_sharded_groups(plan, program),
+            micro_batches=plan.micro_batches,
+            cuts=tuple(stage.blocks[0] for stage in plan.stages[1:]),
+            schedule=next(s for s in SCHEDULES if s == plan.schedule),
+        )
+    except ValueError as error:
+        raise PlanError(f"the plan cannot be carried out: {error}") from error
+    options = (replace(bare, storage=storage) for storage in STORAGES)
+    found = next((option for option in options if storage_of(program, option) == plan.storage), None)
     if found is None:
-        raise PlanError(_storage_difference(plan, program, Decision(data, model, sharded)))
+        raise PlanError(_storage_difference(plan, program, bare))
     why = why_invalid(program, found)
     if why is not None:
         raise PlanError(f"the plan cannot be carried out: {why}")
-    if plan.stages[0].mesh != plan.mesh or len(plan.stages[0].devices) != found.devices:
+    if takes_local_statistics(found, program) and not plan.allow_local_batch_stats:
         raise PlanError(
-            f"stages[0] has the mesh {plan.stages[0].mesh} on {len(plan.stages[0].devices)} devices: "
-            f"in a plan of one stage it is the plan's mesh {plan.mesh}, on {found.devices} devices",
-            hint="after an edit of `mesh`, edit `stages[0].mesh` likewise",
+            f"the plan has micro_batches: {plan.micro_batches}, which would take batch statistics of their own, and "
+            "allow_local_batch_stats: false",
+            hint="set allow_local_batch_stats: true if results may differ from the unsplit step's",
         )
     return found
+
+
+def _check_stages(plan: Plan, program: Program) -> None:
+    """Raises PlanError unless stages share out the blocks in order, on meshes alike and consecutive devices."""
+    own = math.prod(plan.mesh.values())
+    expected = 0
+    for number, stage in enumerate(plan.stages):
+        if stage.blocks[0] != expected:
+            raise PlanError(
+                f"stages[{number}].blocks begins with block {stage.blocks[0]}: expected {expected}, the one after those"
+                " of the stages before it"
+            )
+        expected = stage.blocks[1] + 1
+        devices = list(range(number * own, (number + 1) * own))
+        if stage.mesh != plan.mesh or list(stage.devices) != devices:
+            raise PlanError(
+                f"stages[{number}] has the mesh {stage.mesh} on the devices {_short(list(stage.devices))}: every stage "
+                f"has the plan's mesh {plan.mesh}, this one on the devices {_short(devices)}",
+                hint="after an edit of `mesh`, edit `mesh` and `devices` of the stages likewise",
+            )
+    blocks = max(1, len(program.blocks))
+    if expected != blocks:
+        raise PlanError(
+            f"the stages end with block {expected - 1}: the step has the blocks 0 to {blocks - 1} "
+            "(search.max_blocks says how many at most)"
+        )
+
+
+def _short(devices: list[int]) -> str:
+    return str(devices) if len(devices) <= 8 else f"[{devices[0]}, {devices[1]}, ..., {devices[-1]}]"
 
 
 def storage_of(program: Program, decision: Decision) -> dict[str, str]:
@@ -131,7 +180,7 @@ def _difference(choice: GroupChoice, group: Group) -> str:
 
 
 def _storage_difference(plan: Plan, program: Program, decision: Decision) -> str:
-    options = {s: storage_of(program, Decision(decision.data, decision.model, decision.sharded, s)) for s in STORAGES}
+    options = {s: storage_of(program, replace(decision, storage=s)) for s in STORAGES}
     nearest = min(reversed(STORAGES), key=lambda s: len(set(plan.storage.items()) ^ set(options[s].items())))
     lost = sorted(set(options[nearest]) - set(plan.storage))
     gained = sorted(set(plan.storage) - set(options[nearest]))

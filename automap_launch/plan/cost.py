@@ -21,10 +21,12 @@ import numpy as np
 
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.cluster.collectives import Kind
-from automap_launch.plan.block_costs import BlockCosts, join
+from automap_launch.plan.block_costs import BlockCosts, RunCosts, join
 from automap_launch.plan.block_memory import BlockMemory, block_memory
 from automap_launch.plan.block_table import BlockTable
+from automap_launch.plan.breakdown import Breakdown, CollectiveUse, of_stage
 from automap_launch.plan.decision import Decision, Schedule, Storage
+from automap_launch.plan.group_bounds import GroupBounds
 from automap_launch.plan.liveness import liveness_of
 from automap_launch.plan.plan import Memory
 from automap_launch.plan.pricing import (
@@ -42,21 +44,7 @@ from automap_launch.plan.pricing import (
 from automap_launch.plan.sharding import mesh_of, shardable_groups, why_invalid
 from automap_launch.plan.table import MeshTable
 from automap_launch.plan.traffic import memory_traffic
-from automap_launch.program.program import Part, Program
-
-
-@dataclass(frozen=True)
-class CollectiveUse:
-    """All collectives of one kind over one axis in a step.
-
-    `count`: before the compiler joins any. `bytes`: as `cluster/collectives.py` defines the size of each kind.
-    """
-
-    kind: Kind
-    axis: str
-    count: int
-    bytes: int
-    seconds: float
+from automap_launch.program.program import Program
 
 
 @dataclass(frozen=True)
@@ -73,18 +61,6 @@ class Estimate:
     memory: Memory
     fits: bool
     bubble: float = 0.0
-
-
-@dataclass(frozen=True)
-class Breakdown:
-    """Where a step's time goes: compute seconds by part of the step, and its collectives, costliest first.
-
-    `flops`: floating-point operations of one device.
-    """
-
-    compute: dict[Part, float]
-    flops: float
-    collectives: tuple[CollectiveUse, ...]
 
 
 class CostModel:
@@ -138,8 +114,21 @@ class CostModel:
         self._check(decision)
         return self._block_table(decision).costs(decision)
 
+    def group_bounds(self, decision: Decision) -> GroupBounds:
+        """Lower bounds of all plans with a decision's mesh, storage, micro-batches and number of stages.
+
+        Raises:
+          ValueError: as `estimate_many`.
+        """
+        self._check(decision)
+        if decision.stages == decision.micro_batches == 1:
+            return self._table(decision).bounds(decision.storage)
+        return self._block_table(decision).bounds(decision.storage)
+
     def breakdown(self, decision: Decision) -> Breakdown:
         """Where the time of one plan goes. Raises ValueError as `estimate_many`."""
+        if decision.stages > 1 or decision.micro_batches > 1:
+            return self._breakdown_of_pipeline(decision)
         table = self._table(decision)
         totals = table.totals([decision])
         seconds = table.lane_seconds(totals)[0]
@@ -216,6 +205,20 @@ class CostModel:
             memory = Memory(*held)
             found[i] = Estimate(total, compute, wait, memory, memory.total <= self.memory_limit, bubble)
         return [found[i] for i in range(len(decisions))]
+
+    def stages(self, decision: Decision) -> RunCosts:
+        """Costs of each stage of one plan, in order. Raises ValueError as `estimate_many`."""
+        costs = self.block_costs(decision)
+        bounds = np.array([0, *decision.cuts, costs.blocks])
+        return costs.runs(bounds[:-1], bounds[1:])
+
+    def _breakdown_of_pipeline(self, decision: Decision) -> Breakdown:
+        runs = self.stages(decision)
+        busiest = int((runs.compute + runs.communication).argmax())
+        costs = self.block_costs(decision)
+        bounds = [0, *decision.cuts, costs.blocks]
+        span = (bounds[busiest], bounds[busiest + 1])
+        return of_stage(self._block_table(decision), costs, self.cluster, decision, span)
 
     def _block_table(self, decision: Decision) -> BlockTable:
         key = (decision.data, decision.model, decision.micro_batches, decision.stages)

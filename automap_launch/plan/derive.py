@@ -12,7 +12,7 @@ REPLICATED_BYTES = 2**20
 
 
 def derive_layout(program: Program, decision: Decision) -> Layout:
-    """Shardings of the step's arguments and results over the mesh (data, model).
+    """Shardings of the step's arguments and results over the mesh (data, model) of a stage.
 
     An argument is sharded as its groups are; what the decision stores sharded (ZeRO) has the data axis on its first
     free dim besides. A result that replaces an argument leaves in that argument's stored sharding; another one is

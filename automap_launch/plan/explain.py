@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 from rich import box
 from rich.table import Table
 
@@ -12,9 +13,12 @@ from automap_launch.plan.build import Flip, decision_of, flips_of
 from automap_launch.plan.cost import CostModel, Estimate
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.plan import GroupChoice, Plan
-from automap_launch.program.program import Group
+from automap_launch.plan.sharding import why_not_cut
+from automap_launch.plan.timeline import in_flight
+from automap_launch.program.program import Group, Program
 from automap_launch.units import format_bytes, format_seconds
 
+_BUSIEST = "of the stage that is busy longest"
 _AXES = {"data+model": "both"}
 # Of a parameter's path in the table of groups, and of how many there.
 _PATH_LENGTH = 19
@@ -22,9 +26,28 @@ _PATHS = 2
 
 
 def explain(plan: Plan, model: CostModel) -> list[Table]:
-    """Tables: the plan beside the baselines, its groups, and where its step's time goes."""
+    """Tables: the plan beside the baselines, its groups, its stages, and where its step's time goes."""
     decision = decision_of(plan, model.program)
-    return [candidates(plan, decision, model), groups(plan, model), time_spent(decision, model)]
+    tables = [candidates(plan, decision, model), groups(plan, model)]
+    if decision.stages > 1 or decision.micro_batches > 1:
+        tables.append(stages(plan, decision, model))
+    return [*tables, time_spent(decision, model)]
+
+
+def why_whole(program: Program) -> list[str]:
+    """Why the step can only run as a whole, in one stage and one micro-batch; nothing where it can be cut."""
+    analysis = program.batch_analysis
+    if analysis is None or not analysis.refusals:
+        why = why_not_cut(program, stages=1)
+        reasons = [] if why is None else [why]
+    else:
+        reasons = [
+            f"{refusal.reason} (search.allow_local_batch_stats=true lets each micro-batch take its own)"
+            if refusal.local_statistics
+            else refusal.reason
+            for refusal in analysis.refusals
+        ]
+    return [f"why this step cannot be cut into micro-batches or stages: {reason}" for reason in reasons]
 
 
 def candidates(plan: Plan, decision: Decision, model: CostModel) -> Table:
@@ -35,7 +58,7 @@ def candidates(plan: Plan, decision: Decision, model: CostModel) -> Table:
     )
     for name in ("plan", "mesh", "ZeRO"):
         table.add_column(name, no_wrap=True)
-    for name in ("step", "compute", "comm.", "memory", "fits", "vs DP"):
+    for name in ("step", "compute", "comm.", "bubble", "memory", "fits", "vs DP"):
         table.add_column(name, justify="right", no_wrap=True)
     known = baselines(model.program, model.cluster)
     estimates = {name: model.estimate(other) for name, other in known.items() if other is not None}
@@ -45,18 +68,19 @@ def candidates(plan: Plan, decision: Decision, model: CostModel) -> Table:
     for name, own, estimate in rows:
         table.add_row(
             name,
-            _mesh(own),
+            _layout(own),
             "-" if own.storage == "none" else own.storage,
             format_seconds(estimate.step_seconds),
             format_seconds(estimate.compute),
             format_seconds(estimate.communication),
+            format_seconds(estimate.bubble) if own.stages > 1 else "-",
             format_bytes(estimate.memory.total),
             "yes" if estimate.fits else "no",
             _ratio(estimate, reference),
             style="bold" if name == "this plan" else None,
         )
     for name in [name for name, own in known.items() if own is None]:
-        table.add_row(name, "impossible here", *["-"] * 7, style="dim")
+        table.add_row(name, "impossible here", *["-"] * 8, style="dim")
     return table
 
 
@@ -86,27 +110,63 @@ def groups(plan: Plan, model: CostModel) -> Table:
     return table
 
 
+def stages(plan: Plan, decision: Decision, model: CostModel) -> Table:
+    """The stages of a pipeline, or the one that accumulates gradients: seconds of all micro-batches, and memory."""
+    m = decision.micro_batches
+    runs = model.stages(decision)
+    flying = in_flight(decision.schedule, decision.stages, m)
+    table = _table(
+        f"Stages: {m} micro-batch{'es'[: 2 * (m > 1)]}, schedule {decision.schedule}",
+        "seconds of a step; once: casts and gathering before, gradient reduction and update after",
+    )
+    table.add_column("stage", justify="right", no_wrap=True)
+    for name in ("blocks", "devices"):
+        table.add_column(name, no_wrap=True)
+    for name in ("forward", "backward", "once", "in flight", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, stage in enumerate(plan.stages):
+        table.add_row(
+            str(number),
+            _range(*stage.blocks),
+            _range(stage.devices[0], stage.devices[-1]),
+            format_seconds(m * float(runs.forward[number])),
+            format_seconds(m * float(runs.backward[number] + runs.weight[number])),
+            format_seconds(float(runs.before[number] + runs.after[number])),
+            str(flying[number]),
+            format_bytes(round(float(runs.memory(np.array(flying))[number]))),
+        )
+    return table
+
+
 def time_spent(decision: Decision, model: CostModel) -> Table:
-    """Seconds of each part of the step and of each kind of collective, costliest first."""
-    table = _table("Where a step's time goes, predicted")
+    """Seconds of each part of the step and of each kind of collective, costliest first; of a pipeline, of the stage
+    that is busy longest."""
+    table = _table("Where a step's time goes, predicted", _BUSIEST if decision.stages > 1 else None)
     for name in ("what", "time", "share", "bytes/device", "collectives"):
         table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
-    total = model.estimate(decision).step_seconds
+    estimate = model.estimate(decision)
     breakdown = model.breakdown(decision)
     rows = [(f"{part}: compute", seconds, "", "") for part, seconds in breakdown.compute.items()]
+    rows.append(("bubble: waiting for other stages", estimate.bubble, "", ""))
     for use in breakdown.collectives:
         axis = _AXES.get(use.axis, use.axis)
         name = f"{use.kind.replace('_', '-')} over {axis}"
         rows.append((name, use.seconds, format_bytes(use.bytes), str(use.count)))
     for name, seconds, size, count in sorted(rows, key=lambda row: -row[1]):
         if seconds > 0:
-            table.add_row(name, format_seconds(seconds), f"{100 * seconds / total:.0f} %", size, count)
+            table.add_row(name, format_seconds(seconds), f"{100 * seconds / estimate.step_seconds:.0f} %", size, count)
     return table
 
 
 def describe_mesh(decision: Decision) -> str:
-    """`data 4 x model 2, ZeRO: optimizer`."""
+    """`data 4 x model 2, ZeRO: optimizer`, `4 stages of data 2, 8 micro-batches (1f1b)`."""
     mesh = _mesh(decision)
+    if decision.stages > 1:
+        mesh = f"{decision.stages} stages of {mesh}"
+    if decision.micro_batches > 1:
+        mesh += f", {decision.micro_batches} micro-batches"
+    if decision.stages > 1:
+        mesh += f" ({decision.schedule})"
     return mesh if decision.storage == "none" else f"{mesh}, ZeRO: {decision.storage}"
 
 
@@ -126,6 +186,18 @@ def _table(title: str, caption: str | None = None) -> Table:
 def _mesh(decision: Decision) -> str:
     parts = [f"{axis} {size}" for axis, size in (("data", decision.data), ("model", decision.model)) if size > 1]
     return " x ".join(parts) or "1 device"
+
+
+def _layout(decision: Decision) -> str:
+    """The mesh, stages and micro-batches in few characters: `pipe 4 x data 2, 8 mb`."""
+    mesh = _mesh(decision)
+    if decision.stages > 1:
+        mesh = f"pipe {decision.stages}" + ("" if decision.data * decision.model == 1 else f" x {mesh}")
+    return f"{mesh}, {decision.micro_batches} mb" if decision.micro_batches > 1 else mesh
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} - {last}"
 
 
 def _ratio(estimate: Estimate, reference: Estimate | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from automap_launch.units import format_bytes
 
 _HEADER = """\
 # A parallel plan for one training step on one cluster. Run it: automap-launch mode=run plan=THIS_FILE -- train.py
-# You may edit `mesh` (and `stages[0].mesh`, which is the same) and a group's `axis` (model, data for the batch, or
-# null): the plan is checked and costed anew when it is loaded. Every field is described in docs/contract.md.
+# You may edit `mesh` (and that of all `stages`, which is the same), a group's `axis` (model, data for the batch, or
+# null), the `blocks` of stages, `micro_batches` and `schedule`: the plan is checked and costed anew when it is loaded.
+# Every field is described in docs/contract.md.
 """
 
 _ORDER = (
@@ -101,9 +103,7 @@ def check_plan(plan: Plan, program: Program, cluster: Cluster, memory_fraction: 
       PlanError: it is for another step, or cannot be carried out.
       NoPlanFitsError: it needs more memory than a device has.
     """
-    devices = 1
-    for size in plan.mesh.values():
-        devices *= size
+    devices = len(plan.stages) * math.prod(plan.mesh.values())
     if plan.cluster.name != cluster.name or devices != cluster.devices:
         raise ClusterMismatchError(
             f"the plan is for {plan.cluster.name} and {devices} devices ({_mesh(plan)}); "
@@ -130,7 +130,8 @@ def check_plan(plan: Plan, program: Program, cluster: Cluster, memory_fraction: 
 
 
 def _mesh(plan: Plan) -> str:
-    return " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
+    mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
+    return mesh if len(plan.stages) == 1 else f"{len(plan.stages)} stages of {mesh}"
 
 
 def _step_difference(plan: Plan, program: Program) -> str:

@@ -30,6 +30,7 @@ _BASELINES = {
     "data_parallel": "data parallel",
     "zero_data_parallel": "data parallel, sharded state",
     "megatron": "Megatron-style",
+    "pipeline": "even pipeline",
 }
 _MEMORY = ("parameters", "optimizer", "gradients", "activations")
 _OPEN_MEMBERS = 6  # a group with more members folds them away
