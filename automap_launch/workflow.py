@@ -25,7 +25,7 @@ from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.derive import derive_layout
 from automap_launch.plan.execution import Execution
-from automap_launch.plan.explain import explain
+from automap_launch.plan.explain import explain, why_whole
 from automap_launch.plan.file import check_plan, load_plan, save_plan
 from automap_launch.plan.layout import Layout
 from automap_launch.plan.pins import Pins
@@ -101,7 +101,7 @@ class Workflow:
             if mode == "capture":
                 return
             self.tracking = self._open_tracking()
-            program = self._analyse(step)
+            program = self._analyse(step, given)
             model = CostModel(program, cluster, self.config.search.memory_fraction)
             plan = self._check_plan(given, model) if given is not None else self._search(model, interruption)
             layout = derive_layout(program, decision_of(plan, program))
@@ -159,9 +159,11 @@ class Workflow:
         self.terminal.note(f"train step: {step.identity.name}{where}, {state} state tensors")
         return step
 
-    def _analyse(self, step: TrainStep) -> Program:
+    def _analyse(self, step: TrainStep, given: Plan | None) -> Program:
         self.summary.update(phase="search")
-        program = analyse(step)
+        search = self.config.search
+        local_statistics = search.allow_local_batch_stats or (given is not None and given.allow_local_batch_stats)
+        program = analyse(step, local_statistics=local_statistics, max_blocks=search.max_blocks)
         for note in program.notes:
             self.terminal.note(note)
         return program
@@ -260,6 +262,11 @@ class Workflow:
         )
         for table in explain(plan, model):
             self.terminal.show(table)
+        if plan.allow_local_batch_stats:
+            self.terminal.note("micro-batches take batch statistics of their own: search.allow_local_batch_stats")
+        if self.config.mode == "plan":
+            for reason in why_whole(model.program):
+                self.terminal.note(reason)
         alone = model.estimate(Decision(data=1, model=1))
         if alone.fits and alone.step_seconds < plan.predicted.step_seconds:
             self.terminal.note(
