@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from automap_launch.cluster import collectives
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.cluster.collectives import Kind, alpha_beta
 from automap_launch.plan.block_costs import HELD, MICRO_PHASES, PHASES, BlockCosts, Joined, TiedParameter
@@ -263,7 +262,7 @@ class BlockTable:
             spec = spec_of(self._program.dim_groups[value], tensor.shape, axes, self._mesh)
             size = tensor.bytes / self._parts(spec)
             link = self._cluster.link("network" if self._cluster.hosts > 1 else "host")
-            found.append(TiedParameter(tuple(blocks), size, collectives.permute(size, self._devices, link)))
+            found.append(TiedParameter(tuple(blocks), size, link.alpha_s + size * link.beta_s_per_byte))
         return tuple(found)
 
 

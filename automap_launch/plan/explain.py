@@ -54,11 +54,12 @@ def candidates(plan: Plan, decision: Decision, model: CostModel) -> Table:
     """Predicted step time and memory of the plan and of each baseline, and their time by data parallelism's."""
     table = _table(
         f"Plans for {model.cluster.describe()}, predicted",
-        f"this plan: found by {plan.origin.searcher}; vs DP below 1: faster than pure data parallelism",
+        f"this plan: found by {plan.origin.searcher}; vs DP below 1: faster than pure data parallelism\n"
+        "pp: stages, dp: data, tp: model, mb: micro-batches; the rest of a pipeline's step is waiting (bubble)",
     )
     for name in ("plan", "mesh", "ZeRO"):
         table.add_column(name, no_wrap=True)
-    for name in ("step", "compute", "comm.", "bubble", "memory", "fits", "vs DP"):
+    for name in ("step", "compute", "comm.", "memory", "fits", "vs DP"):
         table.add_column(name, justify="right", no_wrap=True)
     known = baselines(model.program, model.cluster)
     estimates = {name: model.estimate(other) for name, other in known.items() if other is not None}
@@ -73,14 +74,13 @@ def candidates(plan: Plan, decision: Decision, model: CostModel) -> Table:
             format_seconds(estimate.step_seconds),
             format_seconds(estimate.compute),
             format_seconds(estimate.communication),
-            format_seconds(estimate.bubble) if own.stages > 1 else "-",
             format_bytes(estimate.memory.total),
             "yes" if estimate.fits else "no",
             _ratio(estimate, reference),
             style="bold" if name == "this plan" else None,
         )
     for name in [name for name, own in known.items() if own is None]:
-        table.add_row(name, "impossible here", *["-"] * 8, style="dim")
+        table.add_row(name, "impossible here", *["-"] * 7, style="dim")
     return table
 
 
@@ -189,11 +189,11 @@ def _mesh(decision: Decision) -> str:
 
 
 def _layout(decision: Decision) -> str:
-    """The mesh, stages and micro-batches in few characters: `pipe 4 x data 2, 8 mb`."""
-    mesh = _mesh(decision)
-    if decision.stages > 1:
-        mesh = f"pipe {decision.stages}" + ("" if decision.data * decision.model == 1 else f" x {mesh}")
-    return f"{mesh}, {decision.micro_batches} mb" if decision.micro_batches > 1 else mesh
+    """The mesh; with stages or micro-batches in few characters: `pp4 dp2 tp2 mb8`."""
+    if decision.stages == decision.micro_batches == 1:
+        return _mesh(decision)
+    sizes = (("pp", decision.stages), ("dp", decision.data), ("tp", decision.model), ("mb", decision.micro_batches))
+    return " ".join(f"{name}{size}" for name, size in sizes if size > 1)
 
 
 def _range(first: int, last: int) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from automap_launch.cluster.cluster import Cluster, Device, Link
 from automap_launch.cluster.curves import Curves
+from automap_launch.program.batch_analysis import BatchAnalysis, Block, Homes
 from automap_launch.program.program import Group, GroupKind, Op, Program, Value
 from automap_launch.train_step import Argument, Result, StepIdentity, TrainStep
 
@@ -130,3 +132,17 @@ def two_layers(fingerprint: str = "0" * 16) -> Program:
         b.result(new_w, replaces=index)
         b.result(new_m, replaces=2 + index)
     return b.program(fingerprint)
+
+
+def two_blocks(**analysis: object) -> Program:
+    """`two_layers`, each layer a block. `analysis`: fields of `BatchAnalysis`; by default every cut of the batch."""
+    program = two_layers()
+    flops1, flops2 = 2 * BATCH * IN * HIDDEN, 2 * BATCH * HIDDEN * OUT
+    hidden = 4 * BATCH * HIDDEN
+    first = Block((0, 1), (), flops1 + BATCH * HIDDEN, flops1, (0,), 4 * IN * HIDDEN, 4 * IN * HIDDEN, hidden, hidden)
+    last = Block((2,), (), flops2, 2 * flops2 + BATCH * OUT, (1,), 4 * HIDDEN * OUT, 4 * HIDDEN * OUT, 0, 0)
+    of_ops = (0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1)
+    of_arguments = (0, 1, 0, 1, 0)
+    homes = Homes(tuple(((b, 1.0),) for b in of_ops), tuple(((b, 1.0),) for b in of_arguments))
+    found = BatchAnalysis({}, (), **{"max_micro_batches": BATCH, **analysis})  # type: ignore[arg-type]
+    return replace(program, batch_analysis=found, blocks=(first, last), homes=homes)

@@ -13,9 +13,9 @@ from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import STORAGES, Decision
 from automap_launch.plan.file import check_plan, load_plan, save_plan
 from automap_launch.plan.plan import Origin
-from tests.plan.programs import cluster, two_layers
+from tests.plan.programs import cluster, two_blocks, two_layers
 
-PROGRAM, CLUSTER = two_layers(), cluster()
+PROGRAM, CLUSTER = two_blocks(), cluster()
 CHOSEN = Decision(4, 2, frozenset({2}), "optimizer")
 
 
@@ -127,8 +127,13 @@ def test_an_edited_mesh(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda r: r.update(micro_batches=4), "micro_batches: 4.*this version runs plans of one stage"),
-        (lambda r: r.update(stages=r["stages"] * 2), "stages: 2"),
+        (
+            lambda r: r.update(micro_batches=48),
+            "micro_batches=48: the batch would be cut into 192 equal",
+        ),
+        (lambda r: r.update(schedule="1f1b"), "a pipeline has a schedule, one stage has none; got 1f1b"),
+        (lambda r: r["stages"][0].update(blocks=[0, 0]), "the stages end with block 0: the step has the blocks 0 to 1"),
+        (lambda r: r["stages"][0].update(blocks=[1, 1]), r"stages\[0\]\.blocks begins with block 1: expected 0"),
         (lambda r: r["groups"].pop(), r"missing \[3\]"),
         (lambda r: r["groups"][2].update(members=["params/w1"]), "group 2 .* other members .* without params/w2"),
         (lambda r: r["groups"][0].update(axis="model"), "group 0 is on the axis model: it can be on data or null"),
@@ -142,6 +147,60 @@ def test_an_edited_mesh(tmp_path):
 def test_plans_that_cannot_be_carried_out_say_why(tmp_path, change, message):
     with pytest.raises(PlanError, match=message):
         check_plan(edited(tmp_path, change), PROGRAM, CLUSTER)
+
+
+PIPELINE = Decision(2, 2, frozenset({2}), "optimizer", micro_batches=4, cuts=(1,), schedule="1f1b")
+
+
+@pytest.mark.parametrize(
+    "decision", [PIPELINE, replace(PIPELINE, storage="none", schedule="zero_bubble"), Decision(8, 1, micro_batches=2)]
+)
+def test_round_trip_of_pipelines_and_accumulation(tmp_path, decision):
+    plan = plan_of(decision)
+    save_plan(plan, tmp_path / "plan.yaml")
+    assert load_plan(tmp_path / "plan.yaml") == plan
+    assert decision_of(plan, PROGRAM) == decision
+    assert check_plan(plan, PROGRAM, CLUSTER) == plan
+    estimate = CostModel(PROGRAM, CLUSTER).estimate(decision)
+    assert plan.predicted.bubble == estimate.bubble
+    assert plan.predicted.memory_bytes_per_device == estimate.memory
+
+
+def test_stages_have_their_blocks_and_consecutive_devices():
+    first, last = plan_of(PIPELINE).stages
+    assert (first.blocks, first.devices) == ((0, 0), (0, 1, 2, 3))
+    assert (last.blocks, last.devices) == ((1, 1), (4, 5, 6, 7))
+    assert first.mesh == last.mesh == {"data": 2, "model": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r["stages"][1].update(devices=[3, 5, 6, 7]), r"stages\[1\] has .* devices \[3, 5, 6, 7\]"),
+        (lambda r: r["stages"][0].update(mesh={"data": 4, "model": 1}), r"stages\[0\] has the mesh"),
+        (lambda r: r["stages"][1].update(blocks=[0, 1]), r"stages\[1\]\.blocks begins with block 0: expected 1"),
+        (lambda r: r.update(schedule="none"), "a pipeline has a schedule"),
+        (lambda r: r.update(micro_batches=5), "the batch would be cut into 10 equal parts"),
+        (lambda r: r["stages"].pop(), "2 stages of|4 devices"),
+    ],
+)
+def test_edited_pipelines_that_cannot_be_carried_out_say_why(tmp_path, change, message):
+    path = tmp_path / "plan.yaml"
+    save_plan(plan_of(PIPELINE), path)
+    record = yaml.safe_load(path.read_text())
+    change(record)
+    path.write_text(yaml.safe_dump(record))
+    with pytest.raises((PlanError, ClusterMismatchError), match=message):
+        check_plan(load_plan(path), PROGRAM, CLUSTER)
+
+
+def test_statistics_of_micro_batches_are_named_in_the_plan_and_must_be_allowed():
+    program = two_blocks(local_values=(5,))
+    plan = build_plan(Decision(4, 2, frozenset({2}), micro_batches=2), CostModel(program, CLUSTER), Origin("dqn"))
+    assert plan.allow_local_batch_stats
+    assert not build_plan(CHOSEN, CostModel(program, CLUSTER), Origin("dqn")).allow_local_batch_stats
+    with pytest.raises(PlanError, match="allow_local_batch_stats: false"):
+        decision_of(replace(plan, allow_local_batch_stats=False), program)
 
 
 def test_an_axis_that_does_not_divide_is_refused(tmp_path):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from automap_launch.errors import PlanError
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.pins import Pins
+from automap_launch.program.batch_analysis import Refusal
 from automap_launch.search.config import PinConfig
-from tests.plan.programs import cluster, two_layers
+from tests.plan.programs import cluster, two_blocks, two_layers
 
 
 def resolve(**pin):
-    return Pins.resolve(PinConfig(**pin), two_layers(), cluster())
+    return Pins.resolve(PinConfig(**pin), two_blocks(), cluster())
 
 
 def test_free_pins_allow_every_plan_on_all_devices():
@@ -48,10 +51,19 @@ def test_pinned_groups_by_a_parameters_path():
         ({"data": 4, "model": 4}, "make 16 devices, and made-up .* has 8"),
         ({"data": 1, "model": 1}, "make 1 devices, and made-up .* has 8"),
         ({"storage": "half"}, "search.pin.storage=half is none of none, optimizer, state"),
-        ({"stages": 2}, "search.pin.stages=2: this version cannot run pipeline plans"),
+        ({"stages": 3}, "search.pin.stages=3 is impossible: made-up .* has 8 devices, which 3 does not divide"),
+        ({"stages": 4}, "search.pin.stages=4 is impossible: the step has 2 blocks to make stages of"),
+        ({"cuts": [1], "stages": 4}, r"search.pin.cuts=\[1\] makes 2 stages, and search.pin.stages=4"),
+        ({"cuts": [2]}, r"search.pin.cuts=\[2\] is impossible: .* of the blocks 1 to 1"),
+        ({"stages": 2, "data": 4, "model": 2}, "search.pin.model=2 and search.pin.stages=2 make 16 devices"),
+        ({"stages": 2, "schedule": "none"}, "search.pin.stages=2 and search.pin.schedule=none: a pipeline has one of"),
+        ({"stages": 1, "schedule": "1f1b"}, "search.pin.stages=1 and search.pin.schedule=1f1b"),
+        ({"schedule": "zigzag"}, "search.pin.schedule=zigzag is none of none, gpipe, 1f1b, zero_bubble"),
+        ({"micro_batches": 0}, "search.pin.micro_batches=0 is impossible"),
+        ({"micro_batches": 3}, "search.pin.micro_batches=3 is impossible: the batch would be cut into 3 equal parts"),
         (
-            {"micro_batches": 4, "schedule": "1f1b"},
-            "search.pin.micro_batches=4, search.pin.schedule=1f1b: this version",
+            {"micro_batches": 16, "data": 8},
+            "search.pin.micro_batches=16 and search.pin.data=8 is impossible: .* 128 equal parts",
         ),
         ({"groups": {"params/w9": "model"}}, "no parameter params/w9"),
         ({"groups": {"params/w1": "model"}}, "params/w1 has dims in 2 groups: name the dim"),
@@ -66,10 +78,46 @@ def test_impossible_pins_say_why(pin, message):
         resolve(**pin)
 
 
-def test_what_is_not_available_yet_says_what_is():
-    with pytest.raises(PlanError) as caught:
-        resolve(stages=2)
-    assert "search.pin.data" in caught.value.hint
+def test_what_a_refused_step_allows_is_one_stage_and_one_micro_batch():
+    refused = two_blocks(refusals=(Refusal("rows are sorted over the batch at train.py:12", "mixing"),))
+    for pin in ({"stages": 2}, {"micro_batches": 4}, {"schedule": "1f1b"}, {"cuts": [1]}):
+        with pytest.raises(PlanError, match=r"is impossible: rows are sorted over the batch at train\.py:12"):
+            Pins.resolve(PinConfig(**pin), refused, cluster())
+    free = Pins.resolve(PinConfig(), refused, cluster())
+    assert free.stage_counts() == (1,)
+    assert free.micro_batch_counts(1, 8) == (1,)
+    assert not free.allows(Decision(4, 1, micro_batches=2, cuts=(1,), schedule="1f1b"))
+
+
+def test_free_pins_allow_every_pipeline_of_the_blocks():
+    pins = resolve()
+    assert pins.stage_counts() == (1, 2)
+    assert pins.schedules(1) == ("none",)
+    assert pins.schedules(2) == ("gpipe", "1f1b", "zero_bubble")
+    assert pins.meshes(2) == ((4, 1), (2, 2), (1, 4))
+    assert pins.micro_batch_counts(2, 4) == (1, 2, 4, 8, 16)
+    assert pins.micro_batch_counts(1, 8) == (1, 2, 4, 8)
+    pipeline = Decision(4, 1, micro_batches=8, cuts=(1,), schedule="gpipe")
+    assert pins.allows(pipeline)
+    assert pins.allows(Decision(8, 1, micro_batches=8))
+    assert not pins.allows(replace(pipeline, micro_batches=32))
+    assert not pins.allows(replace(pipeline, data=2))
+
+
+def test_pinned_pipelines():
+    pins = resolve(stages=2, micro_batches=4, schedule="1f1b")
+    assert (pins.stage_counts(), pins.schedules(2), pins.micro_batch_counts(2, 4)) == ((2,), ("1f1b",), (4,))
+    chosen = Decision(4, 1, micro_batches=4, cuts=(1,), schedule="1f1b")
+    assert pins.allows(chosen)
+    assert not pins.allows(replace(chosen, micro_batches=8))
+    assert not pins.allows(replace(chosen, schedule="gpipe"))
+    assert not pins.allows(Decision(8, 1, micro_batches=4))
+    by_cuts = resolve(cuts=[1])
+    assert by_cuts.stage_counts() == (2,)
+    assert by_cuts.allows(chosen)
+    assert resolve(schedule="gpipe").stage_counts() == (2,)
+    assert resolve(schedule="none").stage_counts() == (1,)
+    assert resolve(micro_batches=1).micro_batch_counts(1, 8) == (1,)
 
 
 def test_ways_to_name_a_dim_are_offered():
