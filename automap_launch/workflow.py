@@ -25,7 +25,7 @@ from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.derive import derive_layout
 from automap_launch.plan.execution import Execution
-from automap_launch.plan.explain import explain, why_whole
+from automap_launch.plan.explain import blocks, decisions_left, explain, why_whole
 from automap_launch.plan.file import check_plan, load_plan, save_plan
 from automap_launch.plan.layout import Layout
 from automap_launch.plan.pins import Pins
@@ -179,6 +179,8 @@ class Workflow:
         assert self.tracking is not None
         tracking, config = self.tracking, self.config.search
         pins = Pins.resolve(config.pin, model.program, model.cluster)
+        if self.config.mode == "plan":
+            self.terminal.note(decisions_left(pins, model.program))
         known = baselines(model.program, model.cluster)
         episode = 0
 
@@ -265,6 +267,7 @@ class Workflow:
         if plan.allow_local_batch_stats:
             self.terminal.note("micro-batches take batch statistics of their own: search.allow_local_batch_stats")
         if self.config.mode == "plan":
+            self.terminal.show(blocks(model.program))
             for reason in why_whole(model.program):
                 self.terminal.note(reason)
         alone = model.estimate(Decision(data=1, model=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 from rich import box
@@ -11,9 +12,10 @@ from rich.table import Table
 from automap_launch.plan.baselines import baselines
 from automap_launch.plan.build import Flip, decision_of, flips_of
 from automap_launch.plan.cost import CostModel, Estimate
-from automap_launch.plan.decision import Decision
+from automap_launch.plan.decision import STORAGES, Decision
+from automap_launch.plan.pins import Pins
 from automap_launch.plan.plan import GroupChoice, Plan
-from automap_launch.plan.sharding import why_not_cut
+from automap_launch.plan.sharding import shardable_groups, why_not_cut
 from automap_launch.plan.timeline import in_flight
 from automap_launch.program.program import Group, Program
 from automap_launch.units import format_bytes, format_seconds
@@ -32,6 +34,47 @@ def explain(plan: Plan, model: CostModel) -> list[Table]:
     if decision.stages > 1 or decision.micro_batches > 1:
         tables.append(stages(plan, decision, model))
     return [*tables, time_spent(decision, model)]
+
+
+def blocks(program: Program) -> Table:
+    """The blocks of which stages are made: `search.pin.cuts` names the first blocks of the later stages."""
+    table = _table("Blocks, of which pipeline stages are made")
+    table.add_column("block", justify="right", no_wrap=True)
+    for name in ("forward", "backward", "parameters", "sent on"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("its parameters", no_wrap=True)
+    work = max(1, sum(block.flops + block.backward_flops for block in program.blocks))
+    for number, block in enumerate(program.blocks):
+        table.add_row(
+            str(number),
+            f"{100 * block.flops / work:.1f} %",
+            f"{100 * block.backward_flops / work:.1f} %",
+            format_bytes(block.parameter_bytes),
+            format_bytes(block.boundary_bytes),
+            _some([program.step.arguments[k].path for k in block.parameters]),
+        )
+    return table
+
+
+def decisions_left(pins: Pins, program: Program) -> str:
+    """What a search has to decide, once alike groups are tied and what is impossible or pinned is left out."""
+    stages = pins.stage_counts()
+    meshes = {count: pins.meshes(count) for count in stages}
+    sizes = sorted({model for own in meshes.values() for _, model in own if model > 1})
+    free = [
+        group
+        for group in sorted(shardable_groups(program))
+        if group not in pins.groups and any(program.groups[group].divisor % size == 0 for size in sizes)
+    ]
+    micro = sorted({m for count in stages for data, _ in meshes[count] for m in pins.micro_batch_counts(count, data)})
+    parts = [
+        f"stages {_numbers(stages)}" + (f" of {len(program.blocks)} blocks" if stages[-1:] > (1,) else ""),
+        f"micro-batches {_numbers(micro)}",
+        f"mesh ({sum(map(len, meshes.values()))} ways)",
+        f"ZeRO {pins.storage or ', '.join(STORAGES)}",
+        f"{len(free)} of {len(program.groups)} groups (together {sum(g.tied for g in program.groups)} before tying)",
+    ]
+    return f"decisions left: {'; '.join(parts)}"
 
 
 def why_whole(program: Program) -> list[str]:
@@ -214,10 +257,18 @@ def _what(group: Group, choice: GroupChoice) -> str:
         return "the batch"
     if not choice.members:
         return "activations"
-    # Layers' names are alike once they are shortened.
-    names = list(dict.fromkeys(_shortened(path) for path in choice.members))[:_PATHS]
-    left = len(choice.members) - len(names)
+    return _some(choice.members)
+
+
+def _some(paths: Sequence[str]) -> str:
+    """The first few paths; layers' names are alike once they are shortened."""
+    names = list(dict.fromkeys(_shortened(path) for path in paths))[:_PATHS]
+    left = len(paths) - len(names)
     return ", ".join(names) + (f" and {left} more" if left else "")
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none"
 
 
 def _if_flipped(flip: Flip | None, choice: GroupChoice, model: int) -> str:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from automap_launch.plan.build import build_plan
 from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
-from automap_launch.plan.explain import describe_mesh, explain
+from automap_launch.plan.explain import blocks, decisions_left, describe_mesh, explain, why_whole
+from automap_launch.plan.pins import Pins
 from automap_launch.plan.plan import Origin
-from tests.plan.programs import Builder, cluster, two_layers
+from automap_launch.program.batch_analysis import Refusal
+from automap_launch.search.config import PinConfig
+from automap_launch.units import format_seconds
+from tests.plan.programs import Builder, cluster, two_blocks, two_layers
 
 
 def shown(decision, program=None, width=100, **kwargs):
@@ -104,3 +110,54 @@ def test_meshes_in_words():
     assert describe_mesh(Decision(4, 2, frozenset(), "state")) == "data 4 x model 2, ZeRO: state"
     assert describe_mesh(Decision(8, 1)) == "data 8"
     assert describe_mesh(Decision(1, 1)) == "1 device"
+
+
+PIPELINE = Decision(2, 2, frozenset({2}), micro_batches=4, cuts=(1,), schedule="1f1b")
+
+
+def test_a_pipeline_shows_its_stages_and_its_bubble():
+    text, model = shown(PIPELINE, two_blocks())
+    rows = text[text.index("Stages: 4 micro-batches, schedule 1f1b") :].splitlines()
+    first, last = (next(r.split() for r in rows if r.split()[:1] == [number]) for number in ("0", "1"))
+    assert first[1:5] == ["0", "0", "-", "3"]
+    assert last[1:5] == ["1", "4", "-", "7"]
+    runs = model.stages(PIPELINE)
+    assert format_seconds(4 * float(runs.forward[0])) in " ".join(first)
+    assert [row[-3] for row in (first, last)] == ["2", "1"]  # micro-batches in flight
+    bubble = next(r for r in rows if "waiting for other stages" in r)
+    estimate = model.estimate(PIPELINE)
+    assert f"{100 * estimate.bubble / estimate.step_seconds:.0f} %" in bubble
+    assert "pp2 dp2 tp2 mb4" in text
+    assert describe_mesh(PIPELINE) == "2 stages of data 2 x model 2, 4 micro-batches (1f1b)"
+    assert "Stages" not in shown(Decision(8, 1), two_blocks())[0]
+
+
+def test_the_parts_of_a_pipelines_step_add_up():
+    model = CostModel(two_blocks(), cluster())
+    for decision in (PIPELINE, replace(PIPELINE, storage="state"), Decision(8, 1, micro_batches=4)):
+        breakdown, estimate = model.breakdown(decision), model.estimate(decision)
+        assert sum(breakdown.compute.values()) == pytest.approx(estimate.compute)
+        assert sum(use.seconds for use in breakdown.collectives) == pytest.approx(estimate.communication)
+    whole = model.breakdown(Decision(4, 1)).flops
+    assert model.breakdown(Decision(4, 1, micro_batches=4)).flops == pytest.approx(whole)
+
+
+def test_blocks_and_the_decisions_left():
+    program = two_blocks()
+    console = Console(file=io.StringIO(), width=100)
+    console.print(blocks(program))
+    rows = [line.split() for line in console.file.getvalue().splitlines()]
+    assert next(row for row in rows if row[:1] == ["1"])[-1] == "params/w2"
+    text = decisions_left(Pins.resolve(PinConfig(data=4), program, cluster()), program)
+    assert text.startswith("decisions left: stages 1, 2 of 2 blocks; micro-batches 1, 2, 4, 8, 16; mesh (2 ways)")
+    assert "3 of 4 groups" in text
+
+
+def test_why_a_step_stays_whole():
+    assert why_whole(two_blocks()) == []
+    statistic = Refusal(
+        "the mean of the batch at train.py:9 is used for each example", "statistic", local_statistics=True
+    )
+    (reason,) = why_whole(two_blocks(refusals=(statistic,)))
+    assert "train.py:9" in reason
+    assert "search.allow_local_batch_stats=true" in reason
