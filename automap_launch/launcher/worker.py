@@ -112,6 +112,8 @@ def _prepare(spec: LaunchSpec, rank: int, feed: Feed, meter: Meter) -> None:
 
     atexit.register(_say_goodbye)
     frontend = FrontendConfig(**spec.frontend)
+    if spec.execution.stages > 1:
+        _let_stages_meet(spec)
     trace = DeferredTrace(parse_bytes(frontend.materialize_limit))
     _take_the_step(spec, StepObserver(trace, meter))
     if rank == 0:
@@ -125,6 +127,22 @@ def _prepare(spec: LaunchSpec, rank: int, feed: Feed, meter: Meter) -> None:
         disable_wandb()
         redirect_writes(spec.folder.rank_files(rank), COLLECTIVE_WRITERS, keep=[spec.folder.logs], shared=True)
     trace.start()
+
+
+def _let_stages_meet(spec: LaunchSpec) -> None:
+    """Arrays of several stages can be combined, and read on every process."""
+    import jax
+
+    from automap_launch.frontends.stages import see_through_stages
+    from automap_launch.runtime.jax_internals import on_device_mismatch
+    from automap_launch.runtime.joint import JointMesh
+    from automap_launch.runtime.mesh import make_mesh
+
+    layout, devices = Layout.load(Path(spec.layout)), jax.devices()
+    stages = spec.execution.devices_of(len(devices))
+    joint = JointMesh([make_mesh(layout.mesh, [devices[i] for i in stage]) for stage in stages])
+    on_device_mismatch(joint.join)
+    see_through_stages(joint)
 
 
 def _take_the_step(spec: LaunchSpec, observer: StepObserver) -> None:

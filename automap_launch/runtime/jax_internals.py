@@ -10,7 +10,7 @@ merges the module into the one being built and calls it. XLA then partitions it 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
@@ -26,6 +26,7 @@ if not tuple(map(int, TESTED[0].split("."))) <= jax.__version_info__ < (*map(int
     )
 
 import numpy as np  # noqa: E402
+from jax._src import pjit, stages  # noqa: E402
 from jax._src.api import jit  # noqa: E402
 from jax._src.array import ArrayImpl  # noqa: E402
 from jax._src.interpreters import mlir  # noqa: E402
@@ -104,6 +105,33 @@ def with_weak_type(array: jax.Array, weak: bool) -> jax.Array:
     """The same array, on the same buffers, weakly typed or not. Nothing is computed."""
     aval = array.aval.update(weak_type=weak)
     return ArrayImpl(aval, array.sharding, array._arrays, committed=array.committed, _skip_checks=True)
+
+
+def on_device_mismatch(resolve: Callable[[Sequence[Any]], Sequence[Any]]) -> Callable[[], None]:
+    """Has computations that JAX refuses, as their arrays lie on different devices, run on `resolve(arrays)` instead.
+
+    Every computation, eager or jitted, ends in the function that is replaced here, and only after JAX's own cache of
+    calls has missed: calls that JAX does not refuse cost nothing.
+
+    Returns:
+      A function that takes it back.
+    """
+    original = pjit._pjit_call_impl_python
+
+    def call(*args: Any, **params: Any) -> Any:
+        try:
+            return original(*args, **params)
+        except stages.DeviceAssignmentMismatchError:
+            results, *_ = original(*resolve(args), **params)
+        # No executable is returned: JAX would call it with the arrays as they were the next time.
+        return results, None, None, []
+
+    pjit._pjit_call_impl_python = call
+
+    def take_back() -> None:
+        pjit._pjit_call_impl_python = original
+
+    return take_back
 
 
 def _abstract_eval(*_: Any, module: Module, outputs: tuple[Tensor, ...]) -> list[Any]:
@@ -189,4 +217,4 @@ def _tensor(kind: Any) -> Tensor:
     return Tensor(tuple(ranked.shape), np.dtype(name))
 
 
-__all__ = ["Module", "Tensor", "bind", "jit", "shardings_of", "signature", "with_weak_type"]
+__all__ = ["Module", "Tensor", "bind", "jit", "on_device_mismatch", "shardings_of", "signature", "with_weak_type"]

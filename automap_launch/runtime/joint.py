@@ -46,16 +46,20 @@ class JointMesh:
 
     def is_elsewhere(self, array: Any) -> bool:
         """Whether some process has no part of `array`, which lies on devices of the pipeline."""
-        if self.processes == 1 or not isinstance(array.sharding, NamedSharding):
-            return False
-        here = {device.process_index for device in array.sharding.device_set}
-        return array.sharding.device_set <= self.devices and len(here) < self.processes
+        return self._leaves_out(array.sharding)
 
     def is_shared(self, array: Any) -> bool:
         """Whether `array` is one array to all processes, and not one of each process's own."""
-        if self.processes == 1 or not isinstance(array.sharding, NamedSharding):
+        if self.processes == 1:
             return False
-        return self.is_elsewhere(array) or array.sharding.num_devices > 1
+        return self.is_elsewhere(array) or len({d.process_index for d in array.sharding.device_set}) > 1
+
+    def _leaves_out(self, sharding: Any) -> bool:
+        # An array of a process's own lies on one device, without a mesh.
+        if self.processes == 1 or (len(sharding.device_set) == 1 and not isinstance(sharding, NamedSharding)):
+            return False
+        here = {device.process_index for device in sharding.device_set}
+        return sharding.device_set <= self.devices and len(here) < self.processes
 
     def everywhere(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Each array whole on every device of the pipeline."""
@@ -75,6 +79,33 @@ class JointMesh:
         moved = self._spread([array], [target])[0]
         own = [shard.data for shard in moved.addressable_shards if shard.device in sharding.device_set]
         return jax.make_array_from_single_device_arrays(array.shape, sharding, own, dtype=array.dtype)
+
+    def read(self, array: jax.Array) -> jax.Array | None:
+        """The whole of an array that some process has no part of, or that lies on no mesh; None for any other."""
+        on_mesh = isinstance(array.sharding, NamedSharding)
+        wanted = self.is_elsewhere(array) or (self.is_shared(array) and not on_mesh)
+        return self.everywhere([array])[0] if wanted else None
+
+    def shared(self, arrays: Sequence[Any]) -> list[Any]:
+        """The arrays, with those that some process has no part of spread over all devices."""
+        out = list(arrays)
+        away = [i for i, array in enumerate(arrays) if _is_array(array) and self.is_elsewhere(array)]
+        for i, array in zip(away, self.spread([arrays[i] for i in away]), strict=True):
+            out[i] = array
+        return out
+
+    def shared_sharding(self, sharding: Any) -> Any:
+        """As `sharding`, on every stage alike where it leaves out a process."""
+        named = isinstance(sharding, NamedSharding) and self._leaves_out(sharding)
+        return NamedSharding(self.mesh, sharding.spec) if named else sharding
+
+    def join(self, values: Sequence[Any]) -> list[Any]:
+        """Arguments of one computation with all arrays that are bound to devices spread over all of them."""
+        out = list(values)
+        bound = [i for i, v in enumerate(values) if _is_array(v) and v.committed]
+        for i, array in zip(bound, self.spread([values[i] for i in bound]), strict=True):
+            out[i] = array
+        return out
 
     def _spread(self, arrays: Sequence[jax.Array], targets: Sequence[NamedSharding]) -> list[jax.Array]:
         implementations = [key_implementation(str(array.dtype)) for array in arrays]
@@ -109,7 +140,7 @@ class JointMesh:
 
     def _lifted(self, array: jax.Array) -> jax.Array:
         """An array of one stage as part of one over all stages, whose other parts are zero."""
-        if array.sharding.device_set not in self._stages:
+        if frozenset(array.sharding.device_set) not in self._stages or not isinstance(array.sharding, NamedSharding):
             array = self._on_first_stage_of(array)
         spec = tuple(array.sharding.spec) if array.ndim else ()
         lead = spec[0] if spec else None
@@ -127,11 +158,11 @@ class JointMesh:
 
     def _on_first_stage_of(self, array: jax.Array) -> jax.Array:
         """An array over several stages, whole on the devices of the first of them."""
-        sharding = array.sharding
-        assert isinstance(sharding, NamedSharding)
-        replicate = jit(lambda x: x, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
-        whole = replicate(array)
-        stage = min(number for devices, number in self._stages.items() if devices <= sharding.device_set)
+        devices = array.sharding.device_set
+        order = [device for device in self.mesh.devices.flat if device in devices]
+        flat = Mesh(np.array(order), ("device",))
+        whole = jit(lambda x: x, out_shardings=NamedSharding(flat, PartitionSpec()))(array)
+        stage = min(number for of_stage, number in self._stages.items() if of_stage <= devices)
         mesh = Mesh(self.mesh.devices[stage], self.mesh.axis_names[1:], axis_types=self.mesh.axis_types[1:])
         own = [shard.data for shard in whole.addressable_shards if shard.device in set(mesh.devices.flat)]
         target = NamedSharding(mesh, PartitionSpec())
@@ -188,6 +219,10 @@ def _sum_of_one(part: Any) -> Any:
         return lax.complex(_sum_of_one(part.real), _sum_of_one(part.imag))
     bits = np.dtype(f"uint{8 * part.dtype.itemsize}")
     return lax.bitcast_convert_type(lax.psum(lax.bitcast_convert_type(part, bits), STAGE), part.dtype)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, device: Any) -> jax.Array:

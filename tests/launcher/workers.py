@@ -14,6 +14,7 @@ from typing import Any
 
 from automap_launch.launcher.environment import worker_environment
 from automap_launch.launcher.spec import LaunchSpec
+from automap_launch.plan.execution import Execution
 from automap_launch.train_step import Entry
 
 HERE = Path(__file__).parent
@@ -72,6 +73,7 @@ def run_workers(
     args: Sequence[str] = (),
     frontend: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
+    execution: Execution | None = None,
 ) -> Worked:
     """Runs the script under `processes` workers of `devices` devices each, to the end of all."""
     with socket.socket() as probe:
@@ -86,6 +88,7 @@ def run_workers(
         devices_per_process=devices,
         train_step=str(run_dir / "train_step"),
         layout=str(run_dir / "layout.json"),
+        execution=execution or Execution(),
         coordinator=f"127.0.0.1:{port}",
     )
     spec.save(run_dir / "spec.json")
