@@ -45,6 +45,7 @@ from automap_launch.frontends.matching import match_by_structure
 from automap_launch.frontends.recording import Node, aval_bytes
 from automap_launch.frontends.source_lines import current_line
 from automap_launch.frontends.step_evidence import evidence
+from automap_launch.train_step import SourceLine, StepIdentity
 
 # After the proof the script goes on for a moment, in case a second step comes that trains something else.
 LOOK_AHEAD_CALLS = 5
@@ -79,6 +80,7 @@ class StepDetector:
         self.wait_seconds = wait_seconds
         self.functions: dict[Hashable, SeenFunction] = {}
         self.stand_in_since: float | None = None
+        self.without_jit: tuple[StepIdentity, SourceLine | None] | None = None
         self._described: dict[Any, Call] = {}
 
     # The script calls a jitted function
@@ -87,6 +89,9 @@ class StepDetector:
         """The handler of the jit hook."""
         if function.kind == "pmap":
             self.refuse(refusals.pmap(function.identity))
+        if jax.config.jax_disable_jit:
+            self.without_jit = self.without_jit or (function.identity, current_line())
+            return function.jitted(*args, **kwargs)
         if self.stand_in_since is not None and time.monotonic() - self.stand_in_since > self.wait_seconds:
             self.decide()
         seen = self._seen(function, args)
@@ -255,6 +260,8 @@ class StepDetector:
         weak = [f for f in functions if f.proof is not None and self._trains_by_hand(f)]
         if not candidates and len(weak) == 1:
             self._accept(weak[0])
+        if not functions and self.without_jit is not None:
+            self.refuse(refusals.jit_turned_off(*self.without_jit))
         self.refuse(otherwise or refusals.no_step(functions))
 
     def _decide_named(self, otherwise: CaptureError | None) -> NoReturn:

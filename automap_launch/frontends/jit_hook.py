@@ -7,7 +7,9 @@ do not come from the public name and stay as they are.
 from __future__ import annotations
 
 import functools
+import importlib
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -21,6 +23,8 @@ from automap_launch.train_step import StepIdentity
 Handler = Callable[["HookedFunction", tuple[Any, ...], dict[str, Any]], Any]
 
 REAL = "__automap_real__"
+# Of `jax.pmap` and of `pjit`; `jax.jit` takes all but the function by name.
+_POSITIONAL = {"pmap": ("axis_name",), "jit": ("in_shardings", "out_shardings", "static_argnums", "static_argnames")}
 
 _handler: Handler | None = None
 
@@ -91,16 +95,23 @@ class HookedFunction:
 
 
 def install(handler: Handler) -> Callable[[], None]:
-    """Replaces `jax.jit` and `jax.pmap`; `handler(function, args, kwargs)` answers top-level calls.
+    """Replaces `jax.jit`, its older name `pjit`, and `jax.pmap`; `handler(function, args, kwargs)` answers top-level
+    calls.
 
     Returns:
       A function that takes the replacement back. Functions made in the meantime then run plainly.
     """
     global _handler
-    places: list[tuple[Any, str, Literal["jit", "pmap"]]] = [(jax, "jit", "jit"), (jax, "pmap", "pmap")]
-    before = [(module, name, getattr(module, name)) for module, name, _ in places]
-    for module, name, kind in places:
-        setattr(module, name, _hooked(getattr(module, name), kind))
+    pjit = importlib.import_module("jax.experimental.pjit")
+    places: list[tuple[Any, str, Literal["jit", "pmap"]]] = [
+        (jax, "jit", "jit"),
+        (pjit, "pjit", "jit"),
+        (jax, "pmap", "pmap"),
+    ]
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of pjit, which is not used here
+        before = [(module, name, getattr(module, name)) for module, name, _ in places]
+    for (module, name, kind), (_, _, real) in zip(places, before, strict=True):
+        setattr(module, name, _hooked(real, kind))
     _handler = handler
 
     def uninstall() -> None:
@@ -123,8 +134,9 @@ def _hooked(real: Callable[..., Any], kind: Literal["jit", "pmap"]) -> Callable[
         fun = args[0] if args else options.pop("fun", None)
         if fun is None:
             return lambda fun: replacement(fun, **options)
+        options.update(zip(_POSITIONAL[kind], args[1:], strict=False))
         inner = fun.jitted if isinstance(fun, HookedFunction) else fun
-        return HookedFunction(fun, real(inner, *args[1:], **options), options, kind)
+        return HookedFunction(fun, real(inner, **options), options, kind)
 
     setattr(replacement, REAL, real)
     return replacement

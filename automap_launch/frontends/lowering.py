@@ -10,10 +10,10 @@ from typing import Any
 import jax
 
 from automap_launch.errors import CaptureError
-from automap_launch.frontends import jax_internals
+from automap_launch.frontends import jax_internals, refusals
 from automap_launch.frontends.jit_hook import HookedFunction, real_jit
 from automap_launch.frontends.paths import argument_paths, result_paths
-from automap_launch.frontends.source_lines import source_of
+from automap_launch.frontends.source_lines import is_users, source_of
 from automap_launch.train_step import Argument, Result, SourceLine, fingerprint_of
 from automap_launch.units import format_bytes
 
@@ -66,10 +66,12 @@ def lower_step(
         back into Python is lowered for the first alone: a callback is bound to the process that lowers it.
 
     Raises:
-      CaptureError: the function uses arrays from outside that were never made, so that they can be no constants.
+      CaptureError: the function uses arrays from outside that were never made, so that they can be no constants, or
+        it has ordered callbacks, which JAX has on one device only.
     """
     traced = traced_keeping_unused(function).trace(*args, **kwargs)
     _refuse_abstract_constants(function, traced)
+    _refuse_ordered_callbacks(function, traced.jaxpr.jaxpr)
     callbacks = has_callbacks(traced.jaxpr.jaxpr)
     modules: dict[str, bytes] = {}
     for platform in platforms[:1] if callbacks else platforms:
@@ -117,13 +119,31 @@ def _is_weak(aval: Any) -> bool:
 
 
 def traced_keeping_unused(function: HookedFunction) -> Any:
-    """The function jitted anew with the user's options and every argument kept: flat leaves and module agree."""
-    return real_jit()(function.fun, **{**function.options, "keep_unused": True})
+    """The function jitted anew with the user's options and every argument kept: flat leaves and module agree.
+
+    Where arrays lie is the plan's to say: shardings that the user gave to `jax.jit` are left out.
+    """
+    options = {name: value for name, value in function.options.items() if not name.endswith("_shardings")}
+    return real_jit()(function.fun, **{**options, "keep_unused": True})
 
 
 def has_callbacks(jaxpr: Any) -> bool:
     """Whether `jaxpr` calls back into Python."""
     return jax_internals.any_equation(jaxpr, lambda equation: equation.primitive.name in _CALLBACKS)
+
+
+def _refuse_ordered_callbacks(function: HookedFunction, jaxpr: Any) -> None:
+    def check(equation: Any) -> bool:
+        if equation.primitive.name in _CALLBACKS and equation.params.get("ordered"):
+            raise refusals.calls_back_in_order(function.identity, _line_of(equation))
+        return False
+
+    jax_internals.any_equation(jaxpr, check)
+
+
+def _line_of(equation: Any) -> SourceLine | None:
+    frames = jax_internals.source_info_util.user_frames(equation.source_info.traceback)
+    return next((SourceLine(f.file_name, f.start_line) for f in frames if is_users(f.file_name)), None)
 
 
 def _refuse_abstract_constants(function: HookedFunction, traced: Any) -> None:

@@ -65,6 +65,22 @@ def several_steps(steps: Sequence[SeenFunction], functions: Iterable[SeenFunctio
     )
 
 
+def jit_turned_off(identity: StepIdentity, line: SourceLine | None) -> CaptureError:
+    return _at(
+        line,
+        f"`{identity.name}` is called while jit is turned off, so there is no compiled step to plan",
+        "leave out jax.disable_jit(), jax.config.update('jax_disable_jit', True) or JAX_DISABLE_JIT",
+    )
+
+
+def calls_back_in_order(identity: StepIdentity, line: SourceLine | None) -> CaptureError:
+    return _at(
+        line or identity.source,
+        f"`{identity.name}` calls back into Python in a fixed order (ordered=True), which JAX does on one device only",
+        "leave out ordered=True: the callbacks of one step come before those of the next, as a rule",
+    )
+
+
 def whole_loop(function: SeenFunction) -> CaptureError:
     return _at(
         function.identity.source,

@@ -122,7 +122,7 @@ class Substitute:
         self._started = False
 
     def __call__(self, function: HookedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if function.identity != self._step.identity:
+        if function.identity != self._step.identity or jax.config.jax_disable_jit:
             return _run_as_is(function, args, kwargs)
         leaves, signature = flatten_call(function, args, kwargs)
         key = (_meant(function), function.cleared, jax.config.jax_enable_x64, signature)
@@ -267,7 +267,7 @@ def _unbound(array: jax.Array) -> jax.Array:
 
 def _without_place(leaf: Any) -> Any:
     """The description of an array that lies in a plan's sharding, which must not get into the traced program."""
-    if not _is_concrete(leaf) or len(leaf.sharding.device_set) == 1:
+    if not _is_concrete(leaf) or not leaf.committed:
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 

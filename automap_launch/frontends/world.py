@@ -10,19 +10,18 @@ script, all read in the same order. Only public names of JAX are replaced.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
 from automap_launch.frontends import jax_internals
-from automap_launch.frontends.jit_hook import real_jit
-
-# Top-level packages that see the real cluster.
-INSIDERS = frozenset({"jax", "jaxlib", "orbax", "tensorstore", "automap_launch"})
+from automap_launch.frontends.deferred import materialize
+from automap_launch.frontends.one_device import asked_by_insider, ignore_placements, says_nothing
+from automap_launch.frontends.whole_arrays import LikeArray, show_whole_arrays, whole
 
 _READS = (
     "__array__",
@@ -65,15 +64,20 @@ def enter_single_world() -> Callable[[], None]:
         "device_put": _for_outsiders(jax.device_put, _unpinned_device_put(jax.device_put, here.platform)),
         "make_mesh": _for_outsiders(jax.make_mesh, functools.partial(_make_mesh, jax.make_mesh, here)),
     }
-    originals = {name: getattr(jax, name) for name in replacements}
+    export = importlib.import_module("jax.export")
+    originals = [(jax, name, getattr(jax, name)) for name in replacements] + [(export, "export", export.export)]
+    releases = [ignore_placements(here.platform), show_whole_arrays(here)]
+    if jax.process_count() > 1:
+        releases.append(read_everywhere())
     for name, replacement in replacements.items():
         setattr(jax, name, replacement)
-    release = read_everywhere() if jax.process_count() > 1 else lambda: None
+    setattr(export, "export", _exporting(export.export))  # noqa: B010  # a module that mypy does not know
 
     def leave() -> None:
-        release()
-        for name, original in originals.items():
-            setattr(jax, name, original)
+        for owner, name, original in originals:
+            setattr(owner, name, original)
+        for release in reversed(releases):
+            release()
 
     return leave
 
@@ -102,21 +106,6 @@ def read_everywhere() -> Callable[[], None]:
     return release
 
 
-def whole(array: jax.Array) -> jax.Array:
-    """`array` with its value on every process; a collective where it is not there yet."""
-    if array.is_fully_addressable or array.is_fully_replicated:
-        return array
-    replicated = jax.sharding.NamedSharding(array.sharding.mesh, jax.sharding.PartitionSpec())
-    with jax_internals.evaluating():
-        return _replicate(replicated)(array)
-
-
-@functools.lru_cache(maxsize=64)
-def _replicate(sharding: Any) -> Callable[[jax.Array], jax.Array]:
-    replicate: Callable[[jax.Array], jax.Array] = real_jit()(lambda x: x, out_shardings=sharding)
-    return replicate
-
-
 def _gathering(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def read(self: jax.Array, *args: Any, **kwargs: Any) -> Any:
@@ -139,13 +128,9 @@ def _evaluating(original: Callable[..., Any]) -> Callable[..., Any]:
 def _for_outsiders(real: Callable[..., Any], single: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(real)
     def answer(*args: Any, **kwargs: Any) -> Any:
-        return (real if _asked_by_insider(sys._getframe(1)) else single)(*args, **kwargs)
+        return (real if asked_by_insider(sys._getframe(1)) else single)(*args, **kwargs)
 
     return answer
-
-
-def _asked_by_insider(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in INSIDERS
 
 
 def _one_of(local_devices: Callable[..., list[Any]], here: Any) -> Callable[..., list[Any]]:
@@ -165,28 +150,48 @@ def _unpinned_device_put(real: Callable[..., Any], platform: str) -> Callable[..
     """
 
     def device_put(x: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if device is not None and not _is_the_device(device, platform):
+        if device is not None and not says_nothing(device, platform):
             return real(x, device, *args, **kwargs)
         leaves, tree = jax.tree.flatten(x)
         away = [index for index, leaf in enumerate(leaves) if not _spans_devices(leaf)]
         for index, value in zip(away, real([leaves[i] for i in away], None, *args, **kwargs), strict=True):
-            leaves[index] = value
+            leaves[index] = _put_like(value, device)
         return jax.tree.unflatten(tree, leaves)
 
     return device_put
 
 
-def _is_the_device(target: Any, platform: str) -> bool:
-    if isinstance(target, jax.Device):
-        return bool(target.platform == platform)
-    if isinstance(target, jax.sharding.Sharding):
-        ours = all(device.platform == platform for device in target.device_set)
-        return len(target.device_set) == 1 and ours and target.memory_kind in (None, "device")
-    return False
+def _put_like(value: Any, device: Any) -> Any:
+    """`value`, where it is put like another array, in that one's real sharding, if it has a form for it."""
+    if not isinstance(device, LikeArray) or isinstance(value, jax.core.Tracer):
+        return value
+    place = device.place_of(value.shape)
+    return value if place is None else materialize([value], [place])[0]
 
 
 def _spans_devices(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and len(leaf.sharding.device_set) > 1
+
+
+def _exporting(real: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.export.export` for the one device, whatever the arrays that describe the arguments lie on."""
+
+    @functools.wraps(real)
+    def export(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+        exported = real(*args, **kwargs)
+
+        @functools.wraps(exported)
+        def describe(*arguments: Any, **named: Any) -> Any:
+            arguments, named = jax.tree.map(_without_place, (arguments, named))
+            return exported(*arguments, **named)
+
+        return describe
+
+    return export
+
+
+def _without_place(leaf: Any) -> Any:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if _spans_devices(leaf) else leaf
 
 
 def _make_mesh(real: Callable[..., Any], here: Any, *args: Any, **kwargs: Any) -> Any:

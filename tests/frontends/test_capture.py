@@ -16,7 +16,7 @@ from automap_launch.frontends.config import FrontendConfig
 from automap_launch.train_step import Entry, TrainStep
 
 PREAMBLE = """
-import sys, os
+import sys, os, functools
 import jax, jax.numpy as jnp, numpy as np
 
 @jax.jit
@@ -142,6 +142,53 @@ def test_it_takes_no_longer_than_allowed_and_leaves_no_process(captured, tmp_pat
     child = int((tmp_path / "logs" / "log").read_text())
     with pytest.raises(ProcessLookupError):
         _wait_until_gone(child)
+
+
+def test_what_is_said_of_the_one_device_is_left_out(captured):
+    step = captured(
+        """
+        mesh = jax.make_mesh((1,), ("data",))
+        rows = jax.NamedSharding(mesh, jax.P("data"))
+
+        @functools.partial(jax.jit, in_shardings=(None, rows), out_shardings=jax.P())
+        def placed_step(params, x):
+            return train_step(params, jax.lax.with_sharding_constraint(x, jax.P("data")))
+
+        with jax.set_mesh(mesh), mesh:
+            params = jnp.ones((4, 2))
+            for _ in range(3):
+                params, loss = placed_step(params, jax.device_put(np.ones((8, 4), np.float32), rows))
+        """
+    )
+    assert [a.role for a in step.arguments] == ["state", "batch"]
+    assert "sdy" not in step.text
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("jax.debug.print('{}', loss, ordered=True)", "ordered=True"),
+        ("jax.config.update('jax_disable_jit', True)", "jit is turned off"),
+    ],
+)
+def test_what_is_refused_names_the_line_and_the_way_out(captured, source, message):
+    with pytest.raises(CaptureError, match=message) as error:
+        captured(
+            f"""
+            @jax.jit
+            def loud_step(params, x):
+                params, loss = train_step(params, x)
+                {source}
+                return params, loss
+
+            {source if "config" in source else ""}
+            params = jnp.ones((4, 2))
+            for _ in range(3):
+                params, loss = loud_step(params, np.ones((8, 4), np.float32))
+            """
+        )
+    assert "leave out" in error.value.hint
+    assert error.value.line == len(PREAMBLE.splitlines()) + (11 if "config" in source else 5)
 
 
 def test_no_step(captured):

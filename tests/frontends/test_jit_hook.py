@@ -4,6 +4,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import pjit
 
 from automap_launch.frontends import jit_hook
 
@@ -39,12 +40,17 @@ def test_every_way_to_jit_passes_by(seen):
     def factory(x):
         return x - 1
 
+    @pjit.pjit
+    def by_its_older_name(x):
+        return x + 2
+
     assert decorated(1.0) == 2
     assert partial(2.0, times=3) == 6
     assert factory(jnp.ones(())) == 0
+    assert by_its_older_name(1.0) == 3
     assert jax.jit(double)(3) == 6
     assert jax.jit(functools.partial(double, times=2))(3) == 12
-    assert [name for name, *_ in seen] == ["decorated", "partial", "factory", "double", "double"]
+    assert [name for name, *_ in seen] == ["decorated", "partial", "factory", "by_its_older_name", "double", "double"]
     assert seen[1][2] == ["times"]
 
 

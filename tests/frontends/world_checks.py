@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from automap_launch.errors import CaptureError
 from automap_launch.frontends.world import enter_single_world
 from automap_launch.runtime.mesh import make_mesh
 
@@ -104,6 +105,56 @@ def a_global_array_mixes_with_numpy_and_local_arrays() -> None:
     np.testing.assert_array_equal(jax.device_get(jax.random.normal(key, (2,))), expected)
 
 
+def an_array_is_seen_whole_on_the_one_device() -> None:
+    array, plain = sharded(VALUE, "data", "model"), jnp.asarray(VALUE)
+    for name in ("device", "is_fully_replicated", "is_fully_addressable", "sharding"):
+        assert getattr(array, name) == getattr(plain, name), name
+    assert array.devices() == plain.devices()
+    (shard,) = array.addressable_shards
+    for part in (shard.data, array.addressable_data(0), np.from_dlpack(array)):
+        np.testing.assert_array_equal(np.asarray(part), VALUE)
+    exported = jax.export.export(jax.jit(lambda x: x.sum(0)))(array)
+    assert exported.nr_devices == 1
+
+
+def a_new_array_is_put_like_another_one() -> None:
+    array = sharded(VALUE, "data", "model")
+    alike = jax.device_put(VALUE + 1, array.sharding)
+    assert len(real_sharding(alike).device_set) == 8
+    np.testing.assert_array_equal(np.asarray(alike), VALUE + 1)
+    for shape in ((3, 5), (8,), ()):
+        assert float(jax.device_put(np.ones(shape, np.float32), array.sharding).sum()) == np.prod(shape)
+    assert jnp.zeros((3, 5), device=array.sharding).shape == (3, 5)
+
+
+def real_sharding(array: jax.Array) -> Any:
+    """What JAX itself sees."""
+    return eval("array.sharding", {"__name__": "jax", "array": array})
+
+
+def placements_on_the_one_device_say_nothing() -> None:
+    array = sharded(VALUE, "data", "model")
+    mesh = jax.make_mesh((1,), ("x",))
+    rows = jax.NamedSharding(mesh, jax.P("x"))
+
+    def double(x: Any) -> Any:
+        return jax.lax.with_sharding_constraint(2 * x, rows)
+
+    with jax.set_mesh(mesh), mesh:
+        results = [
+            jax.jit(double, in_shardings=rows, out_shardings=jax.P())(array),
+            jax.jit(double, device=jax.devices()[0])(array),
+            double(jax.sharding.reshard(array, jax.P("x"))),
+            double(jax.device_put(array, jax.P("x"))),
+        ]
+    for result in results:
+        np.testing.assert_array_equal(np.asarray(result), 2 * VALUE)
+    by_shard = jax.shard_map(lambda x: x, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())
+    with pytest.raises(CaptureError, match="shard_map") as refusal:
+        by_shard(array)
+    assert refusal.value.file == __file__
+
+
 def leaving_brings_back_the_real_world() -> None:
     LEAVE()
     assert (jax.device_count(), jax.process_count(), jax.process_index()) == (8, 2, RANK)
@@ -116,6 +167,9 @@ CHECKS = [
     putting_on_the_device_does_not_pin,
     every_way_of_reading_gives_the_whole_value,
     a_global_array_mixes_with_numpy_and_local_arrays,
+    an_array_is_seen_whole_on_the_one_device,
+    a_new_array_is_put_like_another_one,
+    placements_on_the_one_device_say_nothing,
     leaving_brings_back_the_real_world,
 ]
 
