@@ -27,8 +27,8 @@ from automap_launch.frontends.import_hook import when_imported
 from automap_launch.frontends.script import UserFailure, run_script, user_traceback
 from automap_launch.frontends.side_effects import redirect_writes
 from automap_launch.frontends.silent_wandb import disable_wandb
-from automap_launch.frontends.world import enter_single_world
 from automap_launch.frontends.trax import hook as trax_hook
+from automap_launch.frontends.world import enter_single_world
 from automap_launch.train_step import TrainStep
 from automap_launch.units import parse_bytes
 

@@ -13,7 +13,6 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from automap_launch.errors import ConfigError
 from automap_launch.frontends.source_lines import add_users_folder, is_users
@@ -48,6 +47,8 @@ def run_script(entry: Entry) -> None:
       ConfigError: there is no such file or module.
       BaseException: whatever the script raises, `SystemExit` among it.
     """
+    from automap_launch.frontends.jax_settings import follow_environment  # imports JAX
+
     follow_environment()
     if entry.script is not None:
         path = check_script(entry.script)
@@ -105,30 +106,6 @@ def check_module(module: str) -> Path:
             hint="run automap-launch from the folder that holds the package, or install it",
         )
     return Path(found.origin or os.getcwd()).parent
-
-
-def follow_environment() -> None:
-    """Lets `os.environ["JAX_ENABLE_X64"] = "1"` in the script count although JAX is already imported.
-
-    JAX reads its settings from the environment when it is imported, which a script expects to come after its first
-    lines. Only settings that may change at any time are followed.
-    """
-    import jax
-
-    followed = {"JAX_ENABLE_X64", "JAX_DEBUG_NANS", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_THREEFRY_PARTITIONABLE"}
-
-    def audit(event: str, arguments: tuple[Any, ...]) -> None:
-        if event != "os.putenv":
-            return
-        name, value = (os.fsdecode(argument) for argument in arguments)
-        if name in followed:
-            flag = value.strip().lower()
-            switch = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False}
-            jax.config.update(name.lower(), switch.get(flag, value))
-
-    if not getattr(sys, "_automap_follows_environment", False):
-        sys.addaudithook(audit)
-        sys._automap_follows_environment = True  # type: ignore[attr-defined]  # audit hooks cannot be taken back
 
 
 def user_traceback(error: BaseException, entry: Entry) -> UserFailure:

@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 
 from automap_launch.frontends import jax_internals
 from automap_launch.frontends.deferred import materialize
+from automap_launch.frontends.jax_settings import keep_devices
 from automap_launch.frontends.one_device import asked_by_insider, ignore_placements, says_nothing
 from automap_launch.frontends.whole_arrays import LikeArray, show_whole_arrays, whole
 
@@ -66,7 +67,7 @@ def enter_single_world() -> Callable[[], None]:
     }
     export = importlib.import_module("jax.export")
     originals = [(jax, name, getattr(jax, name)) for name in replacements] + [(export, "export", export.export)]
-    releases = [ignore_placements(here.platform), show_whole_arrays(here)]
+    releases = [ignore_placements(here.platform), show_whole_arrays(here), keep_devices()]
     if jax.process_count() > 1:
         releases.append(read_everywhere())
     for name, replacement in replacements.items():

@@ -92,9 +92,13 @@ def test_sys_exit(argument, message, code):
 
 def test_settings_of_jax_that_a_script_makes_in_the_environment_count(tmp_path):
     (tmp_path / "train.py").write_text(
-        "import os\nos.environ['JAX_ENABLE_X64'] = 'true'\nimport jax.numpy as jnp\nprint(jnp.ones(1).dtype)"
+        "import os\n"
+        "os.environ |= {'JAX_ENABLE_X64': 'true', 'JAX_DEFAULT_PRNG_IMPL': 'rbg', 'JAX_PLATFORMS': 'none'}\n"
+        "import jax.numpy as jnp, jax\n"
+        "os.environ['JAX_NUMPY_RANK_PROMOTION'] = 'raise'  # too late, as without us\n"
+        "print(jnp.ones(1).dtype, jax.random.key(0).dtype, jax.config.jax_numpy_rank_promotion)"
     )
-    assert run(tmp_path, "train.py") == "float64\n"
+    assert run(tmp_path, "train.py") == "float64 key<rbg> allow\n"
 
 
 def test_a_missing_script_or_module_is_told(tmp_path):
