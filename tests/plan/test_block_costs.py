@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import jax
 import numpy as np
 import pytest
 
@@ -14,6 +15,10 @@ from automap_launch.plan.decision import Decision
 from automap_launch.plan.timeline import StageSeconds, in_flight, step_seconds
 from automap_launch.program.analyse import analyse
 from automap_launch.program.batch_analysis import Refusal
+from automap_launch.runtime.accumulation import AccumulatedStep
+from automap_launch.runtime.mesh import make_mesh
+from automap_launch.split.accumulate import accumulate
+from automap_launch.split.step import read
 from automap_launch.train_step import SourceLine
 from tests.plan.programs import BATCH, HIDDEN, IN, OUT, cluster, two_blocks, two_layers
 from tests.program import models
@@ -99,6 +104,24 @@ def test_accumulation_holds_the_activations_of_one_micro_batch(language_model):
     assert eight.activations < 0.35 * one.activations
     assert eight.gradients == one.gradients > 0
     assert (eight.parameters, eight.optimizer) == (one.parameters, one.optimizer)
+
+
+def test_memory_of_accumulation_is_near_what_xla_allocates(language_model):
+    step, analysis, micro_batches = language_model.step, language_model.batch_analysis, 4
+    parts = read(step.modules["cpu"], step.arguments, step.results, analysis.arguments, sources=step.sources)
+    accumulated = AccumulatedStep(
+        accumulate(parts.line, parts.origin, parts.analysis, micro_batches),
+        step.arguments,
+        step.results,
+        micro_batches,
+        make_mesh({"data": 1, "model": 1}, jax.devices()[:1]),
+    )
+    donated = tuple(k for k, argument in enumerate(step.arguments) if argument.role == "state")
+    leaves = [jax.ShapeDtypeStruct(argument.shape, argument.dtype) for argument in step.arguments]
+    compiled = jax.jit(accumulated, donate_argnums=donated).lower(*leaves).compile()
+    memory = CostModel(language_model, cluster()).estimate(Decision(1, 1, micro_batches=micro_batches)).memory
+    allocated = compiled.memory_analysis().temp_size_in_bytes
+    assert memory.activations + memory.gradients == pytest.approx(allocated, rel=0.25)
 
 
 def test_micro_batches_cost_their_operations_and_reduce_gradients_once():
