@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from automap_launch.plan import decision
+
 # `weight` is the part of a backward pass that no other stage waits for: the gradients of the stage's own weights.
 # `reduce` sums a stage's gradients once a step; `update` applies them, in rounds where stages depend on each other
 # (the global norm of clipping).
 # `hold` stands for the state that a stage begins with, `prepare` for what it computes once for all micro-batches.
 Kind = Literal["hold", "prepare", "forward", "backward", "weight", "reduce", "update", "send", "receive"]
 
-SCHEDULES = ("gpipe", "1f1b", "zero_bubble")
+SCHEDULES = tuple(schedule for schedule in decision.SCHEDULES if schedule != "none")
 
 
 @dataclass(frozen=True, slots=True)
