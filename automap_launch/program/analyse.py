@@ -54,6 +54,7 @@ def analyse(
     batch, note = batch_class(graph, linkage, step.arguments)
     if note:
         graph.note(note)
+    linkage = linkage.without(linkage.cut - {batch})
     has_batch = [batch is not None and batch in dims for dims in linkage.classes]
     parts = split_parts(graph, step, has_batch)
     ways = batch_arguments(graph, linkage, batch, step.arguments)

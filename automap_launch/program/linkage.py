@@ -6,7 +6,7 @@ The smallest (value, dim) of a class names it, so that the same module gives the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from automap_launch.program.graph import Graph, Node
@@ -26,12 +26,20 @@ class Linkage:
       contracted: for each node, see `Op.contracted`.
       whole: for each node, see `Op.whole`; dims without a class left out.
       unknown: indices of nodes that no rule covers.
+      cut: classes with a dim of which some operation takes a part.
     """
 
     classes: list[tuple[int | None, ...]]
     contracted: list[tuple[tuple[int, int], ...]]
     whole: list[tuple[Dim, ...]]
     unknown: list[int]
+    cut: frozenset[int]
+
+    def without(self, classes: frozenset[int]) -> Linkage:
+        """The same with dims of `classes` bound to stay whole."""
+        kept = [tuple(None if c in classes else c for c in dims) for dims in self.classes]
+        whole = [tuple((v, d) for v, d in pairs if kept[v][d] is not None) for pairs in self.whole]
+        return replace(self, classes=kept, whole=whole, cut=self.cut - classes)
 
 
 def link(graph: Graph, alike: Iterable[tuple[int, int]] = (), fixed: Iterable[Dim] = ()) -> Linkage:
@@ -73,6 +81,7 @@ def link(graph: Graph, alike: Iterable[tuple[int, int]] = (), fixed: Iterable[Di
         contracted=[tuple(r.contracted) for r in relations],
         whole=[tuple(d for d in dict.fromkeys(r.whole) if classes[d[0]][d[1]] is not None) for r in relations],
         unknown=[k for k, r in enumerate(relations) if r.unknown],
+        cut=frozenset(c for r in relations for v, d in r.cut if (c := classes[v][d]) is not None),
     )
 
 
@@ -105,6 +114,9 @@ def _split(relation: Relations, single: Dim, factors: tuple[Dim, ...], classes: 
     carrier = next((k for k, factor in enumerate(factors) if classes.of(factor) not in classes.walked), None)
     if carrier is None or classes.of(factors[carrier]) in classes.never:
         relation.keep_whole(single, *factors)
+        if carrier == 0:
+            # The compiler would carry the sharding over to the factor all the same.
+            classes.never.add(classes.of(single))
         return
     classes.union(single, factors[carrier])
     relation.keep_whole(*(factor for k, factor in enumerate(factors) if k != carrier))

@@ -22,9 +22,11 @@ from automap_launch.program.analyse import analyse
 from automap_launch.program.program import ITEM_BYTES, Program
 from tests.program import models
 from tests.program.conftest import make_step
+from tests.program.rule_cases import RULE_CASES
 
 MESH = {"data": 4, "model": 2}
-HLO_BYTES = {"f32": ITEM_BYTES["float32"], "s32": ITEM_BYTES["int32"], "u32": ITEM_BYTES["uint32"], "pred": 1}
+HLO_NAMES = {"f32": "float32", "s32": "int32", "u32": "uint32", "pred": "bool"}
+HLO_BYTES = {name: ITEM_BYTES[dtype] for name, dtype in HLO_NAMES.items()}
 
 BATCH = ("2", 0, "data")
 TOKENS = ("2/tokens", 0, "data")
@@ -41,6 +43,7 @@ CASES = {
     "lm scanned, recomputed": (models.language_model(3, scan=True, remat=True), [TOKENS, STACKED_HIDDEN]),
     "cnn data, channels": (models.convolutional(), [BATCH, ("0/conv1", 3, "model")]),
     "rnn data": (models.recurrent(), [BATCH]),
+    **{f"rule: {name}": case for name, case in RULE_CASES.items()},
 }
 
 

@@ -257,3 +257,33 @@ def test_work_is_linear_in_the_number_of_operations():
     operations, calls = zip(*(_calls(models.language_model(n)) for n in (3, 6, 12)), strict=True)
     assert operations[2] - operations[1] == 2 * (operations[1] - operations[0])
     assert calls[2] - calls[1] == pytest.approx(2 * (calls[1] - calls[0]), rel=0.05)
+
+
+def test_rows_of_a_position_table_of_which_a_part_is_used_are_no_decision(build_step):
+    """XLA would shard the sequence of every activation with them, instead of gathering the table."""
+
+    def step(params, x):
+        def loss(params):
+            return jnp.mean((jnp.tanh(x + params["position"][:8]) @ params["w"]) ** 2)
+
+        return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params)), loss(params)
+
+    shapes = {"position": (16, 6), "w": (6, 4)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    program = analyse(build_step(step, (params,), jax.ShapeDtypeStruct((4, 8, 6), jnp.float32)))
+    assert group_of(program, "0/position", 0) is None
+    assert group_of(program, "0/position", 1) is not None
+
+
+def test_a_batch_of_which_parts_are_taken_stays_the_batch(build_step):
+    def step(w, x):
+        def loss(w):
+            h = jnp.tanh(x) @ w
+            return jnp.mean(h**2) + jnp.mean(h[:4])
+
+        return w - jax.grad(loss)(w), loss(w)
+
+    floats = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((6, 3), (8, 6))]
+    program = analyse(build_step(step, (floats[0],), floats[1]))
+    assert program.batch is not None
+    assert program.dim_groups[program.arguments[1]][0] == program.batch

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.program.rule_cases import RULE_CASES
+
 ROOT = Path(__file__).parents[2]
-# Read off the text, not imported: importing the cases would start JAX with 8 devices in this process.
+# Read off the text, not imported: importing that module would set 8 devices for this process.
 NAMES = re.findall(r'^    "(.*?)": \(models', (ROOT / "tests/program/partitioned.py").read_text(), re.MULTILINE)
+NAMES += [f"rule: {name}" for name in RULE_CASES]
 
 
 @pytest.fixture(scope="module")

@@ -230,3 +230,50 @@ def test_constant_mask_of_two_places_does_not_tie_them(linked):
     found = linked(two, f32(4, 6), f32(4, 6))
     assert found.arguments[0] == found.results[0]
     assert set(found.arguments[0]).isdisjoint(found.arguments[1])
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (lambda x: jnp.tanh(jnp.tanh(x)[:4]), [f32(8, 6)]),
+        (lambda x: jnp.tanh(lax.dynamic_slice_in_dim(jnp.tanh(x), 2, 4)), [f32(8, 6)]),
+        (lambda x: lax.reduce_window(jnp.tanh(x), 0.0, lax.add, (2, 1), (2, 1), "VALID"), [f32(8, 6)]),
+    ],
+)
+def test_a_dim_that_is_cut_or_windowed_is_known(linked, function, arguments):
+    found = linked(function, *arguments)
+    rows, columns = found.arguments[0]
+    assert rows in found.linkage.cut
+    assert columns not in found.linkage.cut
+    without = found.linkage.without(found.linkage.cut)
+    assert rows not in {c for dims in without.classes for c in dims}
+    assert columns in {c for dims in without.classes for c in dims}
+    assert all(without.classes[v][d] is not None for pairs in without.whole for v, d in pairs)
+
+
+def test_a_padded_dim_is_cut_where_it_is_longest(linked):
+    found = linked(lambda x: jnp.tanh(jnp.pad(jnp.tanh(x), ((1, 2), (0, 0)))), f32(8, 6))
+    assert found.results[0][0] in found.linkage.cut
+    assert found.arguments[0][0] not in found.linkage.cut
+
+
+def test_a_merge_whose_major_factor_may_not_be_sharded_is_not_sharded_either(linked):
+    def flattened(x, kernel, dense):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        h = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+        return h.reshape(4, -1) @ dense
+
+    found = linked(flattened, f32(4, 8, 8, 3), f32(3, 3, 3, 6), f32(8 * 8 * 6, 10))
+    assert found.arguments[2][0] is None
+    assert found.arguments[2][1] is not None
+
+
+def test_the_largest_of_a_dim_are_picked_from_a_whole_operand(linked):
+    """XLA gathers what it is given over the data axis, too. So it does before a Fourier transform."""
+    found = linked(lambda x: lax.top_k(jnp.tanh(x), 2)[0] * 2, f32(4, 6))
+    assert found.arguments[0][0] == found.results[0][0] is not None
+    assert {dim for slot, dim in found.whole("slice") if slot == "0"} == {0}
+    transformed = linked(lambda x: jnp.abs(jnp.fft.rfft(jnp.tanh(x), axis=1)), f32(4, 6))
+    assert {dim for slot, dim in transformed.whole("fft") if slot == "0"} == {0, 1}
+    assert transformed.arguments[0][0] == transformed.results[0][0] is not None
+    assert linked(lambda x: jnp.sort(jnp.tanh(x), 1) * 2, f32(4, 6)).whole("sort") == {("0", 1), ("-1", 1)}

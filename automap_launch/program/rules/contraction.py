@@ -97,6 +97,7 @@ def reduce_window(r: Relations) -> None:
                 r.link((operand, dim), (result, dim))
             else:
                 r.keep_whole((operand, dim), (result, dim))
+                r.cut.extend([(operand, dim), (result, dim)])
         if position:
             r.link_all(r.node.operands[0], operand)
 
@@ -117,12 +118,15 @@ def select_and_scatter(r: Relations) -> None:
 
 @rule("cholesky", "triangular_solve", "fft")
 def matrix(r: Relations) -> None:
-    """Batched linear algebra: the leading dims go through, the dims that the algorithm walks stay whole."""
+    """Batched linear algebra: the leading dims go through, the dims that the algorithm walks stay whole. XLA's
+    partitioner knows no batched Fourier transform: it gives it whole operands.
+    """
     walked = len(r.node.attributes["fft_length"]) if r.node.name == "fft" else 2
     result = r.node.results[0]
     leading = len(r.shape(result)) - walked
     for value in r.node.operands:
         for dim in range(leading):
             r.link((value, dim), (result, dim))
-        r.keep_whole(*((value, dim) for dim in range(leading, len(r.shape(value)))))
+        whole = 0 if r.node.name == "fft" else leading
+        r.keep_whole(*((value, dim) for dim in range(whole, len(r.shape(value)))))
     r.keep_whole(*((result, dim) for dim in range(leading, len(r.shape(result)))))

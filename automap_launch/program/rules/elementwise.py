@@ -120,7 +120,12 @@ def runs(source: tuple[int, ...], target: tuple[int, ...]) -> list[tuple[list[in
 
 @rule("slice")
 def slice_(r: Relations) -> None:
+    """XLA makes one operation of a sort with positions of which the front is taken, and runs it on whole operands."""
     _same_size_or_whole(r)
+    operand = r.node.operands[0]
+    sort = r.producers.get(operand)
+    if sort is not None and sort.name == "sort" and len(sort.operands) == 2 and operand == sort.results[0]:
+        r.keep_whole(*((operand, dim) for dim in range(len(r.shape(operand)))))
 
 
 @rule("pad")
@@ -135,6 +140,7 @@ def _same_size_or_whole(r: Relations) -> None:
             r.link((operand, dim), (result, dim))
         else:
             r.keep_whole((operand, dim), (result, dim))
+            r.cut.append((operand, dim) if before >= after else (result, dim))
 
 
 def _shifted(r: Relations, dim: int) -> bool:

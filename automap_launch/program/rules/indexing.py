@@ -35,6 +35,7 @@ def _window(r: Relations, operand: int, window: int) -> None:
             r.walked.append((operand, dim))
         else:
             r.keep_whole((operand, dim), (window, dim))
+            r.cut.append((operand, dim))
 
 
 @rule("gather")
@@ -158,7 +159,7 @@ def count_dim(producers: dict[int, Node], value: int, shape: ShapeOf) -> int | N
     return moved[kept.index(inner)] if same and inner in kept else None
 
 
-@rule("sort", "top_k")
+@rule("sort")
 def sort(r: Relations) -> None:
     values = (*r.node.operands, *r.node.results)
     along = r.node.attributes.get("dimension", len(r.shape(values[0])) - 1)
@@ -166,3 +167,11 @@ def sort(r: Relations) -> None:
         r.link_all(values[0], value, skip=(along,))
     for value in values:
         r.keep_whole((value, along))
+
+
+@rule("top_k")
+def top_k(r: Relations) -> None:
+    """Every dim but the last goes through; but XLA's partitioner runs it on whole operands, whatever shards them."""
+    sort(r)
+    for value in r.node.operands:
+        r.keep_whole(*((value, dim) for dim in range(len(r.shape(value)))))

@@ -22,6 +22,8 @@ class Relations:
       whole: dims that must not be sharded when the operation runs.
       walked: dims that a loop walks element by element: no plan may ever shard them.
       fixed: dims that no plan may shard for another reason: spatial dims, the words of a PRNG key.
+      cut: dims of which the operation takes, or fills, a part, or that it looks at in windows. Were one sharded, the
+        compiler would not gather it: it would shard the part as well, exchange the edges, and go on from there.
       unknown: no rule covers the operation: its dims were all kept whole.
     """
 
@@ -34,6 +36,7 @@ class Relations:
     whole: list[Dim] = field(default_factory=list)
     walked: list[Dim] = field(default_factory=list)
     fixed: list[Dim] = field(default_factory=list)
+    cut: list[Dim] = field(default_factory=list)
     unknown: bool = False
 
     def shape(self, value: int) -> tuple[int, ...]:
