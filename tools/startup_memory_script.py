@@ -1,0 +1,53 @@
+"""A training script with much state: parameters, Adam's moments and averages of the parameters over several spans.
+
+Run by `startup_memory.py`; prints the bytes of its state, and the peak of its resident memory after the first step.
+"""
+
+import functools
+import resource
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+WIDTH, LAYERS, BATCH = int(sys.argv[1]), 8, 32
+SPANS = (0.9, 0.95, 0.99, 0.995, 0.999, 0.9995)
+optimizer = optax.adam(1e-3)
+
+
+def init(key):
+    keys = jax.random.split(key, LAYERS)
+    params = [jax.random.normal(k, (WIDTH, WIDTH)) / WIDTH**0.5 for k in keys]
+    averages = [jax.tree.map(jnp.copy, params) for _ in SPANS]
+    return {"params": params, "opt": optimizer.init(params), "averages": averages}
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def train_step(state, x, y):
+    def loss_fn(params):
+        h = x
+        for w in params:
+            h = h + jnp.tanh(h @ w)
+        return ((h - y) ** 2).mean()
+
+    loss, grads = jax.value_and_grad(loss_fn)(state["params"])
+    updates, opt = optimizer.update(grads, state["opt"])
+    params = optax.apply_updates(state["params"], updates)
+    averages = [
+        jax.tree.map(lambda a, p, span=span: span * a + (1 - span) * p, average, params)
+        for span, average in zip(SPANS, state["averages"], strict=True)
+    ]
+    return {"params": params, "opt": opt, "averages": averages}, loss
+
+
+rng = np.random.default_rng(0)
+x, y = (rng.normal(size=(BATCH, WIDTH)).astype(np.float32) for _ in range(2))
+state = init(jax.random.key(0))
+size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+for _ in range(2):
+    state, loss = train_step(state, x, y)
+    print("loss", float(loss))
+jax.block_until_ready(state)
+print("state", size, "peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, flush=True)
