@@ -201,7 +201,7 @@ def drained_pipe() -> Iterator[int]:
         drain.wait()
 
 
-def table(outcomes: list[Outcome]) -> str:
+def table(outcomes: list[Outcome], ratio_limit: float = RATIO_LIMIT) -> str:
     """One row for each quantity, with its noise and whether its limit holds."""
     rows = [("", "step", "quantity", "measured (95 %)", "noise A/A (95 %)", "limit", "verdict")]
     for outcome in outcomes:
@@ -209,8 +209,8 @@ def table(outcomes: list[Outcome]) -> str:
         # A ratio to a step shorter than this says nothing about training.
         if outcome.step_seconds >= SHORTEST_STEP:
             intervals = [interval_text(i, 1, 4) for i in (outcome.ratio, outcome.noise_ratio)]
-            judged = verdict(outcome.ratio, outcome.noise_ratio, RATIO_LIMIT, 1.0)
-            rows.append((*start, "ratio", *intervals, f"{RATIO_LIMIT:g}", judged))
+            judged = verdict(outcome.ratio, outcome.noise_ratio, ratio_limit, 1.0)
+            rows.append((*start, "ratio", *intervals, f"{ratio_limit:g}", judged))
         intervals = [interval_text(i, 1e6, 0) for i in (outcome.seconds, outcome.noise_seconds)]
         judged = verdict(outcome.seconds, outcome.noise_seconds, SECONDS_LIMIT, 0.0)
         rows.append((*start, "µs a step", *intervals, f"{SECONDS_LIMIT * 1e6:g}", judged))

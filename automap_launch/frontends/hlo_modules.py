@@ -10,6 +10,9 @@ from automap_launch.frontends import jax_internals
 
 _ALIASES = "mhlo.input_output_alias"
 
+# Custom calls that JAX's runtime has as well.
+_KNOWN_CALLS = frozenset({"Sharding", "TopK"})
+
 _TYPES = {"i1": "bool", "bf16": "bfloat16", "complex<f32>": "complex64", "complex<f64>": "complex128"}
 
 
@@ -21,10 +24,35 @@ class Tensor:
     dtype: str
 
 
+@dataclass(frozen=True)
+class Foreign:
+    """An operation that keeps a module from being one of JAX's. `name`: of the operation, or of the code that it
+    calls; `location`: as MLIR prints it. `dynamic`: a size in it is known only when it runs.
+    """
+
+    name: str
+    location: str
+    dynamic: bool = False
+
+
+class ForeignOperationError(ValueError):
+    """A module has an operation that JAX's runtime or the analysis does not take."""
+
+    def __init__(self, operation: Foreign) -> None:
+        super().__init__(f"{operation.name} at {operation.location}")
+        self.operation = operation
+
+
 def from_hlo(hlo: bytes) -> tuple[Any, dict[int, int]]:
-    """The module, and for each result that takes an argument's place the index of that argument."""
+    """The module, and for each result that takes an argument's place the index of that argument.
+
+    Raises:
+      ForeignOperationError: it calls code outside of XLA, draws random numbers without a state, or has sizes that are
+        known only when it runs.
+    """
     module = jax_internals.module_of_hlo(hlo)
     _drop_copies(module)
+    _check(module)
     # HLO has two products; analysis and JAX know the general one.
     jax_internals.legalize_deprecated(module)
     aliases = {}
@@ -35,6 +63,19 @@ def from_hlo(hlo: bytes) -> tuple[Any, dict[int, int]]:
     for name in [str(name) for name in module.operation.attributes if str(name).startswith("mhlo.")]:
         del module.operation.attributes[name]
     return module, aliases
+
+
+def _check(module: Any) -> None:
+    for operation in jax_internals.operations(module):
+        name, location = operation.name, str(operation.location)
+        if any("?" in str(result.type) for result in operation.results):
+            raise ForeignOperationError(Foreign(name, location, dynamic=True))
+        if name == "stablehlo.custom_call":
+            target = operation.attributes["call_target_name"].value
+            if target not in _KNOWN_CALLS:
+                raise ForeignOperationError(Foreign(target, location))
+        elif name == "stablehlo.rng" or name.startswith("mhlo."):
+            raise ForeignOperationError(Foreign(name, location))
 
 
 def _drop_copies(module: Any) -> None:
@@ -49,21 +90,6 @@ def signature(module: Any) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Arguments and results of the module's `main`."""
     kind = jax_internals.main_type(module)
     return [_tensor(t) for t in kind.inputs], [_tensor(t) for t in kind.results]
-
-
-def custom_calls(module: Any) -> list[str]:
-    """Names of the functions outside of XLA that the module calls, and of operations whose result is not fixed by
-    their operands (`rng`).
-    """
-    found = []
-    for operation in jax_internals.operations(module):
-        if operation.name == "stablehlo.custom_call":
-            found.append(operation.attributes["call_target_name"].value)
-        elif operation.name == "stablehlo.rng":
-            found.append("rng")
-        elif operation.name.startswith("mhlo."):
-            found.append(operation.name)
-    return found
 
 
 def _tensor(kind: Any) -> Tensor:

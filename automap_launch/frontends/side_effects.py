@@ -26,6 +26,14 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 COLLECTIVE_WRITERS = ("orbax", "tensorstore")
 
 
+_active: Overlay | None = None
+
+
+def active_overlay() -> Overlay | None:
+    """Where this process's writes go, for hooks of libraries that write in native code; None: where they are told."""
+    return _active
+
+
 def redirect_writes(
     folder: Path, in_place: Sequence[str] = (), keep: Sequence[Path] = (), shared: bool = False
 ) -> Callable[[], None]:
@@ -43,7 +51,9 @@ def redirect_writes(
     Returns:
       A function that puts everything back.
     """
-    redirection = _Redirection(Overlay(folder, keep, shared), frozenset(in_place))
+    global _active
+    _active = Overlay(folder, keep, shared)
+    redirection = _Redirection(_active, frozenset(in_place))
     replacements: list[tuple[Any, str, Any]] = [
         (builtins, "open", redirection.open),
         (io, "open", redirection.open),
@@ -64,6 +74,8 @@ def redirect_writes(
         setattr(module, name, replacement)
 
     def undo() -> None:
+        global _active
+        _active = None
         for module, name, original in originals:
             setattr(module, name, original)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from automap_launch.errors import CaptureError, ConfigError
-from automap_launch.frontends.tensorflow import calls, keras_fit, tf_internals
+from automap_launch.frontends.tensorflow import calls, files, keras_fit, tf_internals
 from automap_launch.frontends.tensorflow.build_step import build_step
 from automap_launch.frontends.tensorflow.detect_step import StepDetector
 from automap_launch.frontends.tensorflow.lowering import LoweredGraph
@@ -32,6 +32,7 @@ def watch(
     detector = StepDetector(found, refuse, step_name)
     tf_internals.hide_accelerators()
     tf_internals.hook_strategies(detector.on_strategy)
+    files.install()
     calls.install(detector.on_call)
     keras_fit.install(detector.on_eager_fit, detector.on_strategy)
     return detector

@@ -84,7 +84,6 @@ class StepDetector:
         self.refuse = refuse
         self.step_name = step_name
         self.functions: dict[int, SeenFunction] = {}
-        self._strategies = 0
 
     @property
     def trained(self) -> bool:
@@ -175,8 +174,9 @@ class StepDetector:
         if gradients:
             self.refuse(refusals.split_step(gradients[0].identity))
         if len(weak) == 1:
-            name = weak[0].identity.name
-            self.refuse(refusals.without_gradients(weak[0].identity, name))
+            self.refuse(refusals.without_gradients(weak[0].identity))
+        if tf_internals.functions_run_eagerly():
+            self.refuse(refusals.run_eagerly(None, "the script calls tf.config.run_functions_eagerly(True)"))
         self.refuse(refusals.no_step(self._listed()))
 
     def _listed(self) -> list[str]:

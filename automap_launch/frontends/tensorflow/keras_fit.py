@@ -35,6 +35,7 @@ def install(on_eager: Callable[[], None], on_strategy: Callable[[], None]) -> No
             on_strategy()
         return batch_by_batch(trainer, step_function)
 
+    when_imported(tf_internals.KERAS_VARIABLES, lambda _: tf_internals.hook_keras_variables())
     when_imported(tf_internals.KERAS_TRAINER, lambda _: tf_internals.hook_keras_trainer(make_function))
 
 

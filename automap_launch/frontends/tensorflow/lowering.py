@@ -14,7 +14,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from automap_launch.errors import CaptureError
 from automap_launch.frontends import hlo_modules, jax_internals
 from automap_launch.frontends.roles import assign_roles
 from automap_launch.frontends.tensorflow import names, refusals, tf_internals
@@ -23,6 +22,10 @@ from automap_launch.train_step import Argument, Result, SourceLine, fingerprint_
 
 # Constants of more elements than this are left out of the readable text; the artifact holds them.
 _TEXT_CONSTANT_ELEMENTS = 64
+# Begins the path of a result that is the new value of a variable.
+NEW = "new/"
+
+_SYMBOL = re.compile(r'@[\w.$-]+|@"[^"]*"')
 _NAME = re.compile(r'"((?:[^"\\]|\\.)+)"')
 
 
@@ -66,8 +69,10 @@ def lower_graph(function: Any, concrete: Any, flat: Sequence[Any], captured: Seq
         hlo = tf_internals.serialized_hlo(concrete, flat, captured)
     except (tf_internals.OpError, ValueError) as error:
         raise refusals.not_compilable(function, error, lines) from error
-    module, aliases = hlo_modules.from_hlo(hlo)
-    refusals.check_module(function, hlo_modules.custom_calls(module))
+    try:
+        module, aliases = hlo_modules.from_hlo(hlo)
+    except hlo_modules.ForeignOperationError as error:
+        raise refusals.foreign(function, error.operation, _source(error.operation.location, lines)) from error
     artifact = jax_internals.portable_artifact(module)
     module = jax_internals.read_artifact(artifact)
     inputs, outputs = hlo_modules.signature(module)
@@ -86,8 +91,7 @@ def lower_graph(function: Any, concrete: Any, flat: Sequence[Any], captured: Seq
         returned=len(outputs) - len(aliases),
         text=jax_internals.module_text(module, elide_above=_TEXT_CONSTANT_ELEMENTS),
         sources=tuple(_source(str(o.location), lines) for o in jax_internals.operations(module)),
-        # The module's own name counts how many functions were traced before.
-        fingerprint=fingerprint_of(text.partition("\n")[2]),
+        fingerprint=fingerprint_of(_without_names(text)),
     )
 
 
@@ -144,7 +148,7 @@ def _results(
         replaced = arguments[aliases[index]]
         if (replaced.shape, replaced.dtype) != (output.shape, output.dtype):
             raise refusals.other_signature(function, f"the new value of {replaced.path} is {list(output.shape)}")
-        results.append(Result(f"new/{replaced.path}", output.shape, output.dtype, replaces=aliases[index]))
+        results.append(Result(f"{NEW}{replaced.path}", output.shape, output.dtype, replaces=aliases[index]))
     return results, fixed
 
 
@@ -156,6 +160,12 @@ def _roles(
     return assign_roles(arguments, state)
 
 
+def _without_names(text: str) -> str:
+    """The module without what its functions are called: their names count what TensorFlow has traced before."""
+    known: dict[str, str] = {}
+    return _SYMBOL.sub(lambda found: known.setdefault(found.group(), f"@{len(known)}"), text)
+
+
 def _source(location: str, lines: GraphLines) -> SourceLine | None:
     """The user's line of an operation, which HLO calls by the name of the graph's operation that it comes from."""
     for name in _NAME.findall(location):
@@ -163,6 +173,3 @@ def _source(location: str, lines: GraphLines) -> SourceLine | None:
         if found is not None:
             return found
     return None
-
-
-__all__ = ["CaptureError", "LoweredGraph", "lower_graph"]

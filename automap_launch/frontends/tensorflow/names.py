@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from automap_launch.frontends.tensorflow import tf_internals
 # `tf.Variable` is called this when it is given no name.
 _NAMELESS = "Variable"
 _DEPTH = 8
+# Packages whose objects are not searched for variables: functions and modules of Python, and the libraries.
+_FOREIGN = frozenset({"builtins", "functools", "keras", "numpy", "tensorflow", "types"})
 
 
 def variable_paths(variables: Sequence[Any], function: Any) -> list[str]:
@@ -24,11 +27,11 @@ def variable_paths(variables: Sequence[Any], function: Any) -> list[str]:
       function: the step's Python function; what it refers to is searched for variables without a name.
     """
     reached: dict[int, str] = {}
-    if any(_name(variable) == _NAMELESS for variable in variables):
+    if any(tf_internals.full_name(variable) == _NAMELESS for variable in variables):
         reached = {id(tf_internals.raw_handle(v)): path for path, v in _reachable(function)}
     paths = []
     for variable in variables:
-        name = _name(variable)
+        name = tf_internals.full_name(variable)
         if name == _NAMELESS:
             name = reached.get(id(tf_internals.raw_handle(variable)), name)
         paths.append(name)
@@ -52,10 +55,6 @@ def unique(paths: Sequence[str]) -> list[str]:
         seen[path] = seen.get(path, 0) + 1
         found.append(path if seen[path] == 1 else f"{path}#{seen[path]}")
     return found
-
-
-def _name(variable: Any) -> str:
-    return str(variable.name).rpartition(":")[0] or str(variable.name)
 
 
 def _with_keys(value: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -112,7 +111,8 @@ def _variables_in(path: str, value: Any, seen: set[int], depth: int) -> Iterator
     elif isinstance(value, (list, tuple)):
         children = ((str(k), v) for k, v in enumerate(value))
     elif isinstance(value, tf.Module) or _is_users(value):
-        children = iter(vars(value).items())
+        # TensorFlow keeps an account of its own in attributes that begin like this.
+        children = ((k, v) for k, v in vars(value).items() if not k.startswith("_self_"))
     else:
         return
     for key, child in list(children):
@@ -121,9 +121,5 @@ def _variables_in(path: str, value: Any, seen: set[int], depth: int) -> Iterator
 
 def _is_users(value: Any) -> bool:
     """Whether it is an ordinary object of a class of the script's own (a trainer that holds variables)."""
-    module = type(value).__module__.partition(".")[0]
-    return (
-        hasattr(value, "__dict__")
-        and module not in ("builtins", "tensorflow", "keras", "numpy")
-        and not (isinstance(value, type) or (callable(value) and not isinstance(value, tf.Module)))
-    )
+    package = type(value).__module__.partition(".")[0]
+    return hasattr(value, "__dict__") and package not in _FOREIGN and not isinstance(value, (type, types.ModuleType))

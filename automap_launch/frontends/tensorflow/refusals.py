@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from automap_launch.errors import CaptureError
+from automap_launch.frontends.hlo_modules import Foreign
 from automap_launch.frontends.libraries import identity_of
 from automap_launch.frontends.source_lines import is_users
 from automap_launch.frontends.tensorflow import tf_internals
@@ -27,6 +28,19 @@ _BY_NAME = "name the step with frontend.step=NAME"
 
 # Operations of a graph that take batches from a data set.
 _ITERATOR_OPS = ("IteratorGetNext", "IteratorGetNextAsOptional", "IteratorGetNextSync", "MakeIterator", "ReduceDataset")
+
+# Operations that draw random numbers from a state of TensorFlow's own.
+_STATEFUL_RANDOM = (
+    "Multinomial",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "TruncatedNormal",
+)
 
 # What to do about operations that XLA does not know.
 _PYTHON = "tf.py_function and tf.numpy_function run Python inside the step: do this before the step, in tf.data"
@@ -54,10 +68,12 @@ def check_graph(function: Any, concrete: Any, lines: GraphLines) -> None:
             raise _at(
                 line_of(operation) or _source(function),
                 f"{_name(function)} takes batches from a data set inside the function",
-                "call the function once for each batch: `for x, y in dataset: train_step(x, y)`",
+                "give it one batch a call: `for x, y in dataset: train_step(x, y)`, or `train_step(next(iterator))`",
             )
-        if operation.type in ("PrintV2", "Print", "StringFormat", "PyFunc", "EagerPyFunc", "PyFuncStateless"):
+        if operation.type in ("PrintV2", "Print", "PyFunc", "EagerPyFunc", "PyFuncStateless"):
             raise _operation(function, operation, operation.type)
+        if operation.type in _STATEFUL_RANDOM:
+            raise _random(function, operation)
         if operation.type.startswith("Collective"):
             raise _strategy(function, line_of(operation))
     for tensor in concrete.inputs:
@@ -69,27 +85,31 @@ def check_graph(function: Any, concrete: Any, lines: GraphLines) -> None:
             )
 
 
-def check_module(function: Any, calls: Sequence[str]) -> None:
-    """Refuses a module that computes something of its own on each device.
+def foreign(function: Any, operation: Foreign, line: SourceLine | None) -> CaptureError:
+    """`operation`: of XLA's module; `line`: where it comes from in the script."""
+    if operation.dynamic:
+        return _at(
+            line or _source(function),
+            f"{_name(function)} has tensors whose size depends on values (tf.boolean_mask, tf.unique, tf.where(x), "
+            "sparse tensors)",
+            "keep the size: multiply by the mask, or use tf.where(condition, a, b); or do this before the step, in "
+            "tf.data",
+        )
+    return _at(
+        line or _source(function),
+        f"{_name(function)} calls {operation.name}, which only TensorFlow's own compiler has",
+        "do this part outside of the step",
+    )
 
-    Raises:
-      CaptureError: it has stateful random numbers, or calls code that JAX's runtime does not have.
-    """
-    if "rng" in calls:
-        raise _at(
-            _source(function),
-            f"{_name(function)} draws random numbers without a seed of its own (tf.random.*, tf.nn.dropout), which "
-            "would differ from device to device",
-            "use Keras's layers (keras.layers.Dropout), tf.random.Generator, or tf.random.stateless_* and "
-            "tf.nn.experimental.stateless_dropout with a seed that you pass",
-        )
-    unknown = sorted(set(calls) - {"TopK", "Sharding"})
-    if unknown:
-        raise _at(
-            _source(function),
-            f"{_name(function)} calls {', '.join(unknown)}, which only TensorFlow's own compiler has",
-            "do this part outside of the step",
-        )
+
+def _random(function: Any, operation: Any) -> CaptureError:
+    return _at(
+        line_of(operation) or _source(function),
+        f"{_name(function)} draws random numbers with {operation.type}, which has no seed in the program (tf.random.*, "
+        "tf.nn.dropout): they would differ from device to device",
+        "use keras.layers.Dropout, tf.random.Generator, or tf.random.stateless_* and "
+        "tf.nn.experimental.stateless_dropout with a seed that changes from step to step",
+    )
 
 
 def not_compilable(function: Any, error: Exception, lines: GraphLines) -> CaptureError:
@@ -173,11 +193,11 @@ def split_step(step: StepIdentity) -> CaptureError:
     )
 
 
-def without_gradients(step: StepIdentity, name: str) -> CaptureError:
+def without_gradients(step: StepIdentity) -> CaptureError:
     return _at(
         step.source,
         f"{described(step)} updates trainable variables but takes no gradients, so that it may be the step or not",
-        f"if it is the training step, say so: frontend.step={name}",
+        f"if it is the training step, say so: frontend.step={step.name}",
     )
 
 

@@ -24,7 +24,7 @@ def take_the_step(step: TrainStep, build: Build, observer: Observer) -> None:
 
 def _install(step: TrainStep, build: Build, observer: Observer) -> None:
     # Imported here: they import TensorFlow, and the script decides when that is done.
-    from automap_launch.frontends.tensorflow import calls, keras_fit, refusals, tf_internals
+    from automap_launch.frontends.tensorflow import calls, files, keras_fit, refusals, tf_internals
     from automap_launch.frontends.tensorflow.slots import SlotTable
     from automap_launch.frontends.tensorflow.substitute import TensorflowSubstitute
 
@@ -36,6 +36,7 @@ def _install(step: TrainStep, build: Build, observer: Observer) -> None:
 
     tf_internals.hide_accelerators()
     tf_internals.hook_strategies(on_strategy)
+    files.install()
     slots = SlotTable()
     slots.install()
     calls.install(TensorflowSubstitute(step, build=build, observer=observer, slots=slots))

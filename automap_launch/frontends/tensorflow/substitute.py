@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from automap_launch.frontends.substitute import Build, Observer, Runner, StepRep
 from automap_launch.frontends.tensorflow import calls, refusals, tf_internals
 from automap_launch.frontends.tensorflow.calls import Call, XlaCall
 from automap_launch.frontends.tensorflow.lazy_tensor import LazyTensor
-from automap_launch.frontends.tensorflow.lowering import LoweredGraph, lower_graph
+from automap_launch.frontends.tensorflow.lowering import NEW, LoweredGraph, lower_graph
 from automap_launch.frontends.tensorflow.slots import Slot, SlotTable, materialized
 from automap_launch.train_step import Argument, TrainStep
 
@@ -71,6 +72,7 @@ class TensorflowSubstitute:
         self._build = build
         self._observer = observer
         self._slots = slots
+        self._runners: weakref.WeakValueDictionary[Hashable, Runner] = weakref.WeakValueDictionary()
         self._started = False
         self._told: set[str] = set()
 
@@ -116,20 +118,20 @@ class TensorflowSubstitute:
         captured = self._step
         if lowered.fingerprint == captured.fingerprint:
             return dataclasses.replace(lowered, arguments=captured.arguments, results=captured.results)
-        mine = [(a.shape, a.dtype, a.donated) for a in lowered.arguments if a.role == "state"]
-        theirs = [(a.shape, a.dtype, a.donated) for a in captured.arguments if a.role == "state"]
-        if mine != theirs or len(lowered.arguments) != len(captured.arguments):
+        mine = {a.path: (a.shape, a.dtype) for a in lowered.arguments if a.role == "state"}
+        theirs = {a.path: (a.shape, a.dtype) for a in captured.arguments if a.role == "state"}
+        if mine == theirs:
+            return lowered
+        # Another model of the same make, whose variables have other names (Keras numbers them).
+        if list(mine.values()) != list(theirs.values()):
             return None
-        if [r.path.startswith("new/") for r in lowered.results] != [
-            r.path.startswith("new/") for r in captured.results
-        ]:
-            return None
-        renamed = [
-            dataclasses.replace(a, path=c.path, role=c.role)
-            for a, c in zip(lowered.arguments, captured.arguments, strict=True)
+        names = dict(zip(mine, theirs, strict=True))
+        arguments = [dataclasses.replace(a, path=names.get(a.path, a.path)) for a in lowered.arguments]
+        results = [
+            r if r.replaces is None else dataclasses.replace(r, path=f"{NEW}{arguments[r.replaces].path}")
+            for r in lowered.results
         ]
-        results = [dataclasses.replace(r, path=c.path) for r, c in zip(lowered.results, captured.results, strict=True)]
-        return dataclasses.replace(lowered, arguments=tuple(renamed), results=tuple(results))
+        return dataclasses.replace(lowered, arguments=tuple(arguments), results=tuple(results))
 
     def _compile(self, traced: XlaCall, lowered: LoweredGraph, named: LoweredGraph) -> Program:
         step = LoweredStep(
@@ -143,7 +145,11 @@ class TensorflowSubstitute:
             fingerprint=lowered.fingerprint,
         )
         self._observer.lowered(step)
-        runner = self._build(lowered.artifact, step)
+        # Another trace of the same program, or another model of the same make.
+        key = (lowered.fingerprint, tuple(a.path for a in named.arguments))
+        runner = self._runners.get(key)
+        if runner is None:
+            runner = self._runners[key] = self._build(lowered.artifact, step)
         variables = {id(tf_internals.raw_handle(v)): v for v in traced.concrete.graph.variables}
         slots = []
         for tensor in traced.captured:

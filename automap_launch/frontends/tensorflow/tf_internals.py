@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -40,7 +41,16 @@ from tensorflow.python.eager import context, record  # noqa: E402
 from tensorflow.python.eager.polymorphic_function import autograph_util, concrete_function  # noqa: E402
 from tensorflow.python.eager.polymorphic_function import polymorphic_function as polymorphic  # noqa: E402
 from tensorflow.python.framework import auto_control_deps_utils, errors_impl, ops, tensor_util  # noqa: E402
-from tensorflow.python.ops import gen_resource_variable_ops, resource_variable_ops  # noqa: E402
+from tensorflow.python.lib.io import file_io  # noqa: E402
+from tensorflow.python.ops import (  # noqa: E402
+    gen_io_ops,
+    gen_resource_variable_ops,
+    gen_summary_ops,
+    io_ops,
+    resource_variable_ops,
+)
+from tensorflow.python.saved_model import fingerprinting_utils  # noqa: E402
+from tensorflow.python.training import py_checkpoint_reader  # noqa: E402
 
 Function = polymorphic.Function
 ConcreteFunction = concrete_function.ConcreteFunction
@@ -50,6 +60,11 @@ EagerTensorBase = ops._EagerTensorBase
 OpError = errors_impl.OpError
 Iterator_ = IteratorBase
 
+# Modules of Keras that are hooked as soon as they are imported.
+KERAS_VARIABLES = "keras.src.backend.tensorflow.core"
+KERAS_TRAINER = "keras.src.backend.tensorflow.trainer"
+
+_KERAS_VARIABLE = "_automap_keras_variable"
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 # Bound now: `slots` replaces what stands there.
@@ -250,6 +265,28 @@ def dtype_of_handle(handle: Any) -> Any:
     return tf.as_dtype(handle._handle_data.shape_and_type[0].dtype)
 
 
+def replace_file_functions(make: Callable[[Any], Any]) -> None:
+    """Puts `make(module)` in place of the module of native file functions that `tf.io.gfile` stands on."""
+    file_io._pywrap_file_io = make(file_io._pywrap_file_io)
+
+
+def replace_fingerprint_functions(make: Callable[[Any], Any]) -> None:
+    """Puts `make(module)` in place of the module of native functions that read a SavedModel to identify it."""
+    fingerprinting_utils.fingerprinting_pywrap = make(fingerprinting_utils.fingerprinting_pywrap)
+
+
+def hook_file_operations(wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replaces the operations that read and write files by `wrap(name, operation)`."""
+    for name in ("save_v2", "merge_v2_checkpoints", "restore_v2", "read_file", "write_file"):
+        wrapped = wrap(name, getattr(gen_io_ops, name))
+        for module in (gen_io_ops, io_ops):
+            if hasattr(module, name):
+                setattr(module, name, wrapped)
+    name = "create_summary_file_writer"
+    setattr(gen_summary_ops, name, wrap(name, getattr(gen_summary_ops, name)))
+    py_checkpoint_reader.CheckpointReader = wrap("CheckpointReader", py_checkpoint_reader.CheckpointReader)
+
+
 def raw_handle(variable: Any) -> Any:
     """A variable's handle, passing by the hooks."""
     return variable.__dict__["_handle"]
@@ -271,6 +308,28 @@ def hook_strategies(on_strategy: Callable[[], None]) -> None:
         kind.__init__ = make
 
 
+def hook_keras_variables() -> None:
+    """Lets TensorFlow's variables be asked for Keras's, which have full names. Called when those were imported."""
+    from keras.src.backend.tensorflow.core import Variable as KerasVariable
+
+    real = KerasVariable._initialize
+
+    @functools.wraps(real)
+    def initialize(self: Any, value: Any) -> None:
+        real(self, value)
+        self._value.__dict__[_KERAS_VARIABLE] = weakref.ref(self)
+
+    KerasVariable._initialize = initialize
+
+
+def full_name(variable: Any) -> str:
+    """The path that Keras gives a variable, or else the variable's own name."""
+    owner = variable.__dict__.get(_KERAS_VARIABLE, lambda: None)()
+    if owner is not None:
+        return str(owner.path)
+    return str(variable.name).partition(":")[0]
+
+
 def hook_keras_trainer(make_function: Callable[[Any, Any, Callable[[Any], Any]], Any]) -> None:
     """Has `make_function(trainer, step_function, real)` make what Keras calls for each batch of training and
     evaluation. Called when Keras's trainer for TensorFlow has been imported.
@@ -287,8 +346,6 @@ def hook_keras_trainer(make_function: Callable[[Any, Any, Callable[[Any], Any]],
 
     TensorFlowTrainer._make_function = make
 
-
-KERAS_TRAINER = "keras.src.backend.tensorflow.trainer"
 
 _NODE = re.compile(r"\{\{node ([^}]+)\}\}")
 

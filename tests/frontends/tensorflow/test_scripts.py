@@ -1,0 +1,83 @@
+"""Real scripts, captured and run under plans, against TensorFlow alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.equality import assert_equal, load_dump
+from tests.frontends.tensorflow.harness import Job, Outcome, run_jobs
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'automap-launch[tf]'")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tensorflow")]
+
+PLANS = {
+    "data_parallel": (8, 1, 1, 1),
+    "data_and_tensor_parallel": (4, 2, 1, 1),
+    "pipeline": (2, 2, 2, 2),
+    "accumulation": (2, 1, 1, 4),
+}
+# Under which plans each script runs; batch norm needs the whole batch at once, random bits need their places.
+SCRIPTS = {
+    "custom_loop": tuple(PLANS),
+    "fit": ("data_parallel", "data_and_tensor_parallel"),
+    "module": ("data_parallel", "pipeline"),
+}
+NUMBER = re.compile(r"-?\d+\.\d+")
+
+Runs = Mapping[str, Outcome]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scripts")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> Runs:
+    """All runs of all scripts, by `script.what`."""
+    jobs = []
+    for script, plans in SCRIPTS.items():
+        step, file = str(folder / f"{script}.step"), f"{script}.py"
+        jobs.append(Job(f"{script}.plain", "plain", file, ["--dump", f"{script}.plain.npz"]))
+        jobs.append(Job(f"{script}.control", "plain", file, ["--dump", f"{script}.control.npz", "--permute"]))
+        jobs.append(Job(f"{script}.capture", "capture", file, folder=step))
+        for plan in plans:
+            dump = ["--dump", f"{script}.{plan}.npz"]
+            jobs.append(Job(f"{script}.{plan}", "run", file, dump, folder=step, plan=PLANS[plan]))
+    return run_jobs(jobs, folder)
+
+
+@pytest.mark.parametrize(("script", "plan"), [(s, p) for s, plans in SCRIPTS.items() for p in plans])
+def test_equals_tensorflow_alone(runs: Runs, folder: Path, script: str, plan: str) -> None:
+    name = f"{script}.{plan}"
+    assert runs[f"{script}.capture"].record["outcome"] == "step", runs[f"{script}.capture"].record
+    assert runs[name].code == 0, runs[name].text
+    reference, control = (load_dump(folder / f"{script}.{kind}.npz") for kind in ("plain", "control"))
+    assert_equal(reference, load_dump(folder / f"{name}.npz"), control)
+    assert_same_text(runs[f"{script}.plain"].text, runs[name].text)
+
+
+def test_one_program_serves_capture_and_runs(runs: Runs) -> None:
+    fingerprints = {runs[f"custom_loop.{plan}"].report["fingerprints"][0] for plan in PLANS}
+    assert len(fingerprints) == 1
+    # The last batch of an epoch is a signature of its own.
+    assert len(runs["custom_loop.data_parallel"].report["signatures"]) == 2
+
+
+def test_every_step_runs_under_the_plan(runs: Runs) -> None:
+    assert runs["custom_loop.data_parallel"].report["steps"] == 9
+    # Two epochs, two fits, two steps by hand, and another model of the same make.
+    assert runs["fit.data_parallel"].report["steps"] == 14 + 5 + 7 + 2 + 14
+    assert runs["module.data_parallel"].report["steps"] == 12
+
+
+def assert_same_text(expected: str, got: str) -> None:
+    """The same words, and numbers that are equal up to the last digit printed."""
+    assert NUMBER.sub("#", got) == NUMBER.sub("#", expected)
+    for one, other in zip(NUMBER.findall(expected), NUMBER.findall(got), strict=True):
+        digits = len(one.partition(".")[2])
+        assert abs(float(one) - float(other)) <= 1.5 * 10.0**-digits, (one, other)
