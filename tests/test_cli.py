@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,6 +15,10 @@ from typing import Any
 
 import pytest
 import yaml
+
+from automap_launch import cli, workflow
+from automap_launch.cluster.file import load_cluster
+from automap_launch.resources import conf_folder
 
 SCRIPT = """
 import sys
@@ -95,6 +100,7 @@ def test_the_config_can_be_shown_without_a_run(folder: Path) -> None:
         (["--", "trian.py"], ["trian.py", "Near it: train.py"]),
         ([], ["-- train.py", "+recipe="]),
         (["--"], ["nothing follows"]),
+        (["--json", "--foo", "--", "train.py"], ["unknown option --foo", "no summary.json"]),
         (["train.py"], ["train.py", "-- train.py"]),
         (["recipe=quickstart"], ["+recipe="]),
         (["search=dnq", "--", "train.py"], ["did you mean `dqn`", "heuristic", "random"]),
@@ -107,6 +113,7 @@ def test_a_wrong_command_line_lists_what_there_is(folder: Path, arguments: list[
     assert done.returncode in (2, 6), done.stderr
     assert [word for word in words if word not in done.stderr] == [], done.stderr
     assert "Traceback" not in done.stderr
+    assert "usage:" not in done.stderr
 
 
 def test_json_prints_the_path_of_the_summary_alone(folder: Path) -> None:
@@ -244,3 +251,22 @@ def _processes_naming(text: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+def test_calibration_writes_a_cluster_file_that_plans_elsewhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preset = load_cluster(conf_folder() / "cluster" / "v100_1x8.yaml")
+    machine = dataclasses.replace(preset, name="local", source="calibrated on here")
+    monkeypatch.setattr(workflow, "calibrate", lambda *_: machine)
+    monkeypatch.chdir(folder)
+    assert cli.run(["mode=calibrate", "cluster.devices=8", "tracking=none"]) == 0
+    (written,) = folder.glob("outputs/*/*/cluster.yaml")
+    assert load_cluster(written) == machine
+    assert summary(folder)["mode"] == "calibrate"
+    told = capsys.readouterr().out
+    assert "calibrated on here" in told
+    assert f"cluster.file={written.relative_to(folder)}" in told or f"cluster.file={written}" in told
+    planned = automap(folder, f"cluster.file={written}", "mode=plan", *LOCAL[1:], "--", "train.py", "64", "1")
+    assert planned.returncode == 0, planned.stderr
+    assert "cluster local: 1 x 8 NVIDIA V100" in planned.stdout

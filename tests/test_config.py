@@ -55,6 +55,7 @@ def test_the_command_line_overrides_a_recipes_program(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (["mode=calibrate", "cluster=v100_4x8"], ["mode=calibrate measures this machine", "got v100_4x8"]),
         (["mode=trian"], ["mode", "train, capture, plan, run", "trian"]),
         (["search.budget=soon"], ["search.budget", "soon", "2h"]),
         (["search.seed=abc"], ["search.seed", "abc"]),
