@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import os
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import hydra
 import yaml
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -43,6 +45,7 @@ def run(arguments: Sequence[str]) -> int:
         return _compose_and_launch(line.overrides, terminal)
     except AutomapError as error:
         terminal.error(error)
+        terminal.no_summary()
         return error.exit_code
     except Interrupted as interrupted:
         return interrupted.exit_code
@@ -80,9 +83,7 @@ def _compose_and_launch(overrides: Sequence[str], terminal: Terminal) -> int:
 def _check_overrides(overrides: Sequence[str]) -> None:
     """Raises ConfigError for an override that Hydra cannot read: it would not say which one it is."""
     parser = OverridesParser.create()
-    for override in overrides:
-        if override.startswith("-"):
-            return  # flags of Hydra may have a value, `--config-dir DIR`: it parses what is left itself
+    for override in _settings(overrides):
         try:
             parser.parse_override(override)
         except HydraException as error:
@@ -90,6 +91,26 @@ def _check_overrides(overrides: Sequence[str]) -> None:
             if "=" not in override:
                 hint = f"settings are KEY=VALUE; a script goes after `--`: automap-launch -- {override}"
             raise ConfigError(f"cannot read `{override}`: {str(error).splitlines()[0]}", hint=hint) from error
+
+
+def _settings(arguments: Sequence[str]) -> list[str]:
+    """The overrides among Hydra's arguments.
+
+    Raises:
+      ConfigError: an option is unknown or lacks its value; Hydra would show all that it knows.
+    """
+    parser = get_args_parser()
+    parser.exit_on_error = False
+    try:
+        known, unknown = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from error
+    if unknown:
+        raise ConfigError(
+            f"unknown option {unknown[0]}",
+            hint="settings are KEY=VALUE (`automap-launch --help` lists them); options of the script go after `--`",
+        )
+    return [str(override) for override in known.overrides]
 
 
 def _hydra_main(task: Callable[[DictConfig], None]) -> Callable[[], None]:

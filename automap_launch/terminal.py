@@ -109,5 +109,14 @@ class Terminal:
         self._errors.print("[bold red]automap-launch: internal error[/]: this is a defect of automap-launch")
 
     def summary_path(self, path: Path) -> None:
-        if self.as_json and path.exists():
+        """The only line on stdout with `--json`; none where the launch did not come as far as a summary."""
+        if not self.as_json:
+            return
+        if path.exists():
             print(path, flush=True)
+        else:
+            self.no_summary()
+
+    def no_summary(self) -> None:
+        if self.as_json:
+            self._errors.print("automap-launch: no summary.json was written: the launch did not begin")

@@ -60,7 +60,7 @@ def load_cluster(path: Path) -> Cluster:
         record = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read the cluster file {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"the cluster file {path} is no YAML: {str(error).splitlines()[0]}") from error
     return cluster_from_dict(record, str(path))
 

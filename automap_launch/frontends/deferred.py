@@ -236,6 +236,9 @@ class DeferredTrace(jax_internals.EvalTrace):  # type: ignore[misc]  # JAX is un
         size = sum(map(aval_bytes, avals))
         if not abstract and size <= self._limit_now():
             self._made_bytes += size
+            if any(params.get("donated_invars", ())):
+                # What was recorded may still need them.
+                params = {**params, "donated_invars": (False,) * len(inputs)}
             return super().process_primitive(primitive, inputs, params)
         # The script may fill a numpy array again before this is made: its values are those of now.
         inputs = [np.array(a) if isinstance(a, np.ndarray) else a for a in inputs]

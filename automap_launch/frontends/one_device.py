@@ -83,9 +83,8 @@ def _without_places(real: Callable[..., Any], empty: Callable[[Any], bool]) -> C
     @functools.wraps(real)  # the marks of the jit hook are kept, too
     def jit(*args: Any, **options: Any) -> Any:
         options.update(zip(_JIT_PLACES, args[1:], strict=False))  # pjit takes them by position
-        for name in _JIT_PLACES:
-            if name in options and empty(options[name]):
-                del options[name]
+        if not asked_by_insider(sys._getframe(1)):
+            options = {n: value for n, value in options.items() if n not in _JIT_PLACES or not empty(value)}
         return real(*args[:1], **options)
 
     return jit

@@ -125,6 +125,22 @@ def user_traceback(error: BaseException, entry: Entry) -> UserFailure:
     return UserFailure(message, file, line, text)
 
 
+def told_by_the_scripts_hook(error: BaseException) -> bool:
+    """Whether the script has a `sys.excepthook` of its own, which was called now, as Python would at its end."""
+    if sys.excepthook is sys.__excepthook__ or isinstance(error, SystemExit):
+        return False
+    trace = error.__traceback__
+    while trace is not None and not is_users(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    try:
+        sys.excepthook(type(error), error, trace)
+    except Exception:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        traceback.print_exc()
+        return False
+    return True
+
+
 def _exit(error: SystemExit) -> UserFailure:
     file, line = _innermost(error.__traceback__)
     if error.code is None or isinstance(error.code, int):

@@ -47,8 +47,8 @@ def slowest(seconds: Sequence[float]) -> list[float]:
     return [float(longest) for longest in every.max(axis=0)]
 
 
-def check_same_state(arguments: Sequence[Argument], leaves: Sequence[Any]) -> None:
-    """Makes sure that all ranks begin with the same state. A collective.
+def check_same_values(arguments: Sequence[Argument], leaves: Sequence[Any]) -> None:
+    """Makes sure that all ranks give their first step the same state, batch, keys and numbers. A collective.
 
     What is created in place is made by one program, and what spans processes is one array: both are the same.
 
@@ -62,15 +62,17 @@ def check_same_state(arguments: Sequence[Argument], leaves: Sequence[Any]) -> No
 
     if jax.process_count() == 1:
         return
-    state = [(a.path, leaf) for a, leaf in zip(arguments, leaves, strict=True) if a.role == "state"]
-    own = [(path, leaf) for path, leaf in state if not isinstance(leaf, jax.core.Tracer) and _is_own(leaf)]
+    given = zip(arguments, leaves, strict=True)
+    own = [(a, leaf) for a, leaf in given if not isinstance(leaf, jax.core.Tracer) and _is_own(leaf)]
     found = _first_that_differs([_checksum(leaf) for _, leaf in own])
     if found is not None:
         rank, index = found
+        argument = own[index][0]
+        what = f"the batch {argument.path}" if argument.role == "batch" else argument.path
         raise RanksDifferError(
-            f"rank {rank} begins with other values of {own[index][0]} than rank 0",
-            hint="every process runs the same script: give its random numbers a seed (`jax.random.key(0)`, "
-            "`np.random.default_rng(0)`)",
+            f"rank {rank} begins with other values of {what} than rank 0",
+            hint="every process runs the same script: give its random numbers, and the order of its data, a seed "
+            "(`jax.random.key(0)`, `np.random.default_rng(0)`)",
         )
 
 

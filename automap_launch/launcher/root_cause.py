@@ -60,6 +60,16 @@ def root_cause(
     if not failed:
         return None
     first = min(failed, key=lambda e: (_follows_from_another(e), _time(e)))
+    left = [e.rank for e in endings if e.returncode == 0 and (stopped_at is None or e.time <= stopped_at)]
+    if _follows_from_another(first) and left:
+        # Workers that end well leave together.
+        return WorkerFailure(
+            kind="script",
+            message="the process ended itself with exit code 0 (os._exit) while other ranks went on",
+            rank=min(left),
+            host=host,
+            exit_code=1,
+        )
     if _follows_from_another(first) and suspended:
         rank = min(suspended)
         return WorkerFailure(

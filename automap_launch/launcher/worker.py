@@ -26,7 +26,7 @@ from automap_launch.frontends.config import FrontendConfig
 from automap_launch.frontends.side_effects import COLLECTIVE_WRITERS, redirect_writes
 from automap_launch.frontends.silent_wandb import disable_wandb
 from automap_launch.frontends.trax import hook as trax_hook
-from automap_launch.launcher.agreement import check_same_program, check_same_state
+from automap_launch.launcher.agreement import check_same_program, check_same_values
 from automap_launch.launcher.environment_record import write_environment
 from automap_launch.launcher.failure import FailureRecord
 from automap_launch.launcher.rendezvous import die_with_parent, leave_together, set_up_devices
@@ -63,7 +63,7 @@ class StepObserver:
 
     def first_step(self, arguments: Sequence[Argument], leaves: Sequence[Any]) -> None:
         self._trace.stop()
-        check_same_state(arguments, leaves)
+        check_same_values(arguments, leaves)
 
     def lowered(self, lowered: LoweredStep) -> None:
         from automap_launch.frontends.jax_internals import evaluating
@@ -201,12 +201,13 @@ def _builder(spec: LaunchSpec, step: TrainStep) -> Build:
 
 def _record(error: BaseException, spec: LaunchSpec, rank: int, phase: str) -> int:
     """Shows the failure, writes it down for the supervisor, and returns the exit code."""
-    from automap_launch.frontends.script import user_traceback
+    from automap_launch.frontends.script import told_by_the_scripts_hook, user_traceback
 
     if isinstance(error, KeyboardInterrupt):
+        told_by_the_scripts_hook(error)
         return 130
     file = line = None
-    text, code, kind = "", 1, phase
+    text, code, kind, told = "", 1, phase, False
     if isinstance(error, AutomapError):
         kind, code, file, line = error.kind, error.exit_code, error.file, error.line
         message = error.message if error.hint is None else f"{error.message} ({error.hint})"
@@ -220,7 +221,8 @@ def _record(error: BaseException, spec: LaunchSpec, rank: int, phase: str) -> in
         message, file, line, text, code = failure.message, failure.file, failure.line, failure.text, failure.exit_code
         if isinstance(error, SystemExit) and not isinstance(error.code, int):
             print(error.code, file=sys.stderr)
-    if text:
+        told = told_by_the_scripts_hook(error)
+    if text and not told:
         print(text, file=sys.stderr, end="", flush=True)
     FailureRecord(
         rank=rank,

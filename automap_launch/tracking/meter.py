@@ -63,6 +63,8 @@ class Meter:
     def compiled(self, seconds: float, signature: str = "") -> None:
         """Tells that the step was just compiled: the next step's time is no measure of throughput."""
         self._warmup = True
+        if self._steps == 0:  # else the first step would have taken since the start of the process
+            self._completed = time.perf_counter() - seconds
         self._feed.send(CompileEvent(time.time(), seconds, signature))
 
     def step(

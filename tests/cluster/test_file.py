@@ -91,6 +91,9 @@ def test_unreadable_files_are_named(tmp_path):
     damaged.write_text("name: [")
     with pytest.raises(ConfigError, match=r"damaged\.yaml is no YAML"):
         load_cluster(damaged)
+    damaged.write_bytes(b"name: \xff\xfe")
+    with pytest.raises(ConfigError, match=r"damaged\.yaml is no YAML"):
+        load_cluster(damaged)
     damaged.write_text("- 1")
     with pytest.raises(ConfigError, match=r"damaged\.yaml: expected the fields"):
         load_cluster(damaged)

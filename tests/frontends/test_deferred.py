@@ -123,6 +123,14 @@ def test_many_arrays_of_medium_size_are_recorded_too(trace):
     assert not is_deferred(jnp.ones(3))
 
 
+def test_what_was_recorded_outlives_the_donation_of_its_inputs(trace):
+    small = jnp.full(3, 2.0)
+    large = jnp.ones((SIZE, SIZE)) * small[0] + small.sum()
+    small = jax.jit(lambda x: x + 1, donate_argnums=0)(small)
+    assert small[0] == 3
+    assert float(materialize([large])[0][0, 0]) == 8
+
+
 def test_a_recorded_history_may_be_long(trace):
     w = jnp.zeros((SIZE, SIZE))
     for _ in range(3000):

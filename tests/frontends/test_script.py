@@ -1,11 +1,12 @@
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
 
 from automap_launch.errors import ConfigError
-from automap_launch.frontends.script import check_module, check_script, user_traceback
+from automap_launch.frontends.script import check_module, check_script, told_by_the_scripts_hook, user_traceback
 from automap_launch.train_step import Entry
 
 RUN = """
@@ -88,6 +89,24 @@ def test_sys_exit(argument, message, code):
     except SystemExit as error:
         failure = user_traceback(error, Entry(script="x.py"))
     assert (failure.message, failure.exit_code, failure.text) == (message, code, "")
+
+
+def test_the_scripts_own_hook_is_told_of_its_failure(tmp_path, monkeypatch, capsys):
+    script = tmp_path / "train.py"
+    script.write_text("def fail():\n    raise KeyError('x')\nfail()")
+    with pytest.raises(KeyError) as failure:
+        exec(compile(script.read_text(), str(script), "exec"), {})
+    assert not told_by_the_scripts_hook(failure.value)
+    told = []
+    monkeypatch.setattr(sys, "excepthook", lambda *args: told.append(args))
+    assert told_by_the_scripts_hook(failure.value)
+    ((kind, error, trace),) = told
+    assert (kind, error) == (KeyError, failure.value)
+    assert traceback.extract_tb(trace)[-1].filename == str(script)
+    assert not told_by_the_scripts_hook(SystemExit(3))
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: 1 / 0)
+    assert not told_by_the_scripts_hook(failure.value)
+    assert "ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_settings_of_jax_that_a_script_makes_in_the_environment_count(tmp_path):

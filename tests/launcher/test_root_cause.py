@@ -92,6 +92,13 @@ def test_a_failure_that_all_ranks_share_is_rank_0s() -> None:
     assert cause_of(said(0, 10.2, "ValueError: x"), said(1, 10.0, "ValueError: x")) == (0, 1)
 
 
+def test_a_rank_that_leaves_without_a_word_explains_runtime_errors_only() -> None:
+    left = Ending(1, 0, 9.0)
+    assert cause_of(said(0, 10.0, GLOO), left) == (1, 1)
+    assert cause_of(said(0, 10.0, "KeyError: 'x'"), left) == (0, 1)
+    assert cause_of(said(0, 10.0, GLOO), Ending(1, 0, 101.0)) == (0, 1)  # told to stop, it ended well
+
+
 def test_what_is_told() -> None:
     failure = root_cause([said(1, 1.0, "ValueError: x", 3)], None, (), (), "here")
     assert failure is not None

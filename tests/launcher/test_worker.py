@@ -198,6 +198,7 @@ def test_orbax_saves_one_checkpoint_of_all_ranks(tmp_path: Path) -> None:
     ("what", "message"),
     [
         ("state", "rank 1 begins with other values of state/b than rank 0"),
+        ("batch", "rank 1 begins with other values of the batch x than rank 0"),
         ("program", "the train step of rank 1 is another program than that of rank 0"),
     ],
 )

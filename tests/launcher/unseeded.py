@@ -1,4 +1,4 @@
-"""A script with a different state, or a different step, on each rank."""
+"""A script with a different state, batch, key, or step, on each rank."""
 
 import os
 import sys
@@ -13,9 +13,11 @@ state = {"w": jnp.ones(4), "b": jnp.full(4, float(rank)) if "state" in sys.argv 
 
 
 @jax.jit
-def train_step(state, x):
+def train_step(state, x, key):
+    x = x + 0 * jax.random.normal(key, x.shape)
     return jax.tree.map(lambda p: p - 0.1 * scale * x.mean(0), state), (state["w"] * x).sum()
 
 
 for _ in range(2):
-    state, loss = train_step(state, np.ones((8, 4), np.float32))
+    rows = np.full((8, 4), 1.0 + rank if "batch" in sys.argv else 1.0, np.float32)
+    state, loss = train_step(state, rows, jax.random.key(rank if "key" in sys.argv else 0))

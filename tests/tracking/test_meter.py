@@ -134,6 +134,8 @@ def test_only_steps_that_follow_a_compilation_are_warmup() -> None:
         meter.step({"loss": ready(0.0)})
     assert meter.close(timeout=20)
     assert [e.warmup for e in feed.steps] == [True, False, True, False]
+    assert feed.steps[0].seconds >= 1.5  # its own compilation, and nothing of what came before
+    assert feed.steps[1].seconds < 1.5
     compilations = [(e.seconds, e.signature) for e in feed.events if isinstance(e, CompileEvent)]
     assert compilations == [(1.5, "f32[8]"), (0.5, "f32[3]")]
 
