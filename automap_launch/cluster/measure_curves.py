@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import jax
@@ -32,6 +33,8 @@ _DTYPES = {
 # Bytes of a collective, and of the traffic of an elementwise operation.
 _MESSAGES = {"cpu": (2**10, 2**14, 2**18, 2**20, 2**22), "gpu": (2**10, 2**16, 2**20, 2**24, 2**28)}
 _TRAFFIC = {"cpu": tuple(2**n for n in range(14, 25, 2)), "gpu": tuple(2**n for n in range(16, 31, 2))}
+# Width of the square product between two collectives.
+_BETWEEN = {"cpu": 192, "gpu": 2048}
 # A product that would take longer is not run: it is scaled up from a smaller one.
 _LONGEST_SECONDS = 0.1
 _LINKS = 8
@@ -156,24 +159,43 @@ def fit_alpha_beta(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def _collective_seconds(mesh: Mesh, kind: Kind, size: int) -> float:
-    """Seconds of one collective over `members`, all groups at once. Size as `cluster/collectives.py` defines it."""
+    """Seconds of one collective over `members`, all groups at once. Size as `cluster/collectives.py` defines it.
+
+    It is measured between products, as it stands in a step, and the products' own time is taken off: devices do not
+    come to a collective at the same moment, least of all those that share cores, and what they wait for each other is
+    part of its price.
+    """
     members = mesh.shape["members"]
     count = max(size // 4 // members, 1) * members
+    width = _of(_BETWEEN, mesh.devices.flat[0].platform)
 
-    def link(x: Any) -> tuple[Any, ...]:
-        if kind == "all_reduce":
-            return (jax.lax.psum(x, "members") * 0.1,)
-        if kind == "all_gather":
-            return (jax.lax.all_gather(x[: count // members], "members", tiled=True) * 0.5,)
-        if kind == "reduce_scatter":
-            part = jax.lax.psum_scatter(x, "members", tiled=True) * 0.1
-            return (jax.lax.dynamic_update_slice(x, part, (0,)),)
-        if kind == "all_to_all":
-            return (jax.lax.all_to_all(x, "members", 0, 0, tiled=True) * 0.5,)
-        ring = [(i, (i + 1) % members) for i in range(members)]
-        return (jax.lax.ppermute(x, "members", ring) * 0.5,)
+    def link(x: Any, y: Any, communicate: bool) -> tuple[Any, ...]:
+        product = y @ y
+        ready = jax.lax.dynamic_update_slice(x, product[0, :1] * 0 + 1, (0,))
+        moved = _collective(kind, ready, members) if communicate else ready * 0.5
+        return moved, jax.lax.dynamic_update_slice(y, moved[:1, None] * 0 + 1 / width, (0, 0))
 
-    return seconds_of_call(_chain(mesh, link), [_ones(mesh, (count,), "float32")], _SECONDS_EACH) / _LINKS
+    arrays = [_ones(mesh, (count,), "float32"), _ones(mesh, (width, width), "float32")]
+    with_it, without = (
+        seconds_of_call(_chain(mesh, partial(link, communicate=communicate)), arrays, _SECONDS_EACH) / _LINKS
+        for communicate in (True, False)
+    )
+    # Noise must not make it free.
+    return max(with_it - without, with_it / 100)
+
+
+def _collective(kind: Kind, x: Any, members: int) -> Any:
+    """One collective over the axis `members`, its result scaled and of the shape of `x`."""
+    if kind == "all_reduce":
+        return jax.lax.psum(x, "members") * 0.1
+    if kind == "all_gather":
+        return jax.lax.all_gather(x[: x.size // members], "members", tiled=True) * 0.5
+    if kind == "reduce_scatter":
+        part = jax.lax.psum_scatter(x, "members", tiled=True) * 0.1
+        return jax.lax.dynamic_update_slice(x, part, (0,))
+    if kind == "all_to_all":
+        return jax.lax.all_to_all(x, "members", 0, 0, tiled=True) * 0.5
+    return jax.lax.ppermute(x, "members", [(i, (i + 1) % members) for i in range(members)]) * 0.5
 
 
 def _chain(mesh: Mesh, link: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
