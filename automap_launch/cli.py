@@ -59,6 +59,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _compose_and_launch(overrides: Sequence[str], terminal: Terminal) -> int:
     _check_overrides(overrides)
+    _check_run_folder(overrides)
     recipe_group.register()
     OmegaConf.register_new_resolver("new_run_folder", new_run_folder, use_cache=True, replace=True)
     # Hydra would print the error and end with 1; this makes it hand every error to us.
@@ -93,6 +94,14 @@ def _check_overrides(overrides: Sequence[str]) -> None:
             raise ConfigError(f"cannot read `{override}`: {str(error).splitlines()[0]}", hint=hint) from error
 
 
+def _check_run_folder(overrides: Sequence[str]) -> None:
+    """Raises ConfigError for a run folder of another launch, before Hydra writes its files there."""
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key == "hydra.run.dir" and "${" not in value:
+            RunFolder(Path(value.strip("'\""))).check_free()
+
+
 def _settings(arguments: Sequence[str]) -> list[str]:
     """The overrides among Hydra's arguments.
 
@@ -125,8 +134,11 @@ def _launch(composed: DictConfig, terminal: Terminal) -> int:
     from automap_launch.workflow import Workflow  # imports torch: too slow for --help and for errors in the config
 
     folder = RunFolder(Path(HydraConfig.get().runtime.output_dir))
+    summary: Path | None = None
     try:
         config = to_config(composed)
+        folder.claim()
+        summary = folder.summary
         resolved = OmegaConf.to_container(composed, resolve=True)
         assert isinstance(resolved, dict)
         record = {str(key): value for key, value in resolved.items()}
@@ -141,7 +153,7 @@ def _launch(composed: DictConfig, terminal: Terminal) -> int:
         terminal.internal_error(traceback.format_exc())
         return 1
     finally:
-        terminal.summary_path(folder.summary)
+        terminal.summary_path(summary)
     return 0
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from automap_launch.errors import ConfigError
+
 
 def new_run_folder(parent: str) -> str:
     """Makes `parent/DATE/TIME` and returns it; a suffix keeps launches of the same second apart.
@@ -32,6 +34,28 @@ class RunFolder:
     """The files of one launch, below `root`."""
 
     root: Path
+
+    def claim(self) -> None:
+        """Makes the folder this launch's own; of several launches at a time, one succeeds.
+
+        Raises:
+          ConfigError: it is another launch's.
+        """
+        try:
+            self.logs.mkdir(parents=True)
+        except FileExistsError:
+            raise self._taken() from None
+
+    def check_free(self) -> None:
+        """Raises ConfigError when the folder is another launch's."""
+        if self.logs.exists():
+            raise self._taken()
+
+    def _taken(self) -> ConfigError:
+        return ConfigError(
+            f"the run folder {self.root} is that of another launch, and two launches never share one",
+            hint="name another hydra.run.dir, or leave it out: each launch then gets a folder of its own",
+        )
 
     @property
     def plan(self) -> Path:

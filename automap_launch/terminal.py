@@ -108,11 +108,11 @@ class Terminal:
         self._errors.print(escape(traceback_text))
         self._errors.print("[bold red]automap-launch: internal error[/]: this is a defect of automap-launch")
 
-    def summary_path(self, path: Path) -> None:
+    def summary_path(self, path: Path | None) -> None:
         """The only line on stdout with `--json`; none where the launch did not come as far as a summary."""
         if not self.as_json:
             return
-        if path.exists():
+        if path is not None and path.exists():
             print(path, flush=True)
         else:
             self.no_summary()

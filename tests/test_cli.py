@@ -127,6 +127,10 @@ def test_json_prints_the_path_of_the_summary_alone(folder: Path) -> None:
     assert yaml.safe_load((run / "plan.yaml").read_text())["fingerprint"] == record["fingerprint"]
     assert (run / ".hydra" / "config.yaml").exists()
     assert (run / "report.html").exists()
+    again = automap(folder, "--json", f"hydra.run.dir={run}", "mode=plan", "--", "train.py", "8", "2")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "another launch" in again.stderr
+    assert json.loads((folder / line).read_text()) == record
 
 
 def test_a_group_is_pinned_by_the_path_of_a_parameter(folder: Path) -> None:
