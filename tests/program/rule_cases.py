@@ -83,6 +83,36 @@ def dropped(h: Array) -> Array:
     return jnp.where(jax.random.bernoulli(jax.random.key(0), 0.9, h.shape), h / 0.9, 0.0)
 
 
+def dropped_by_generator(h: Array) -> Array:
+    """Random bits by the operation that makes them, not by arithmetic on counters."""
+    return jnp.where(jax.random.bernoulli(jax.random.key(0, impl="rbg"), 0.9, h.shape), h / 0.9, 0.0)
+
+
+def every_function(h: Array) -> Array:
+    """Elementwise functions of one operand, of two, and of three."""
+    one = (jnp.arctan, jax.lax.erf, jnp.log1p, jnp.expm1, jax.nn.sigmoid, jnp.cbrt, jnp.sinh, lax.lgamma, jnp.round)
+    bounded = jnp.clip(jnp.abs(h), 0.1, 0.9)
+    total = sum(function(bounded) for function in one)
+    return lax.reduce_precision(jnp.arctan2(total, bounded) ** bounded, 8, 7)
+
+
+def solved(h: Array) -> Array:
+    """A system of equations for each example and head."""
+    heads = h.reshape(BATCH, LENGTH, 4, HIDDEN // 4).transpose(0, 2, 1, 3)
+    lower = jnp.tril(heads @ heads.swapaxes(-1, -2)) + 10 * jnp.eye(LENGTH)
+    solution = lax.linalg.triangular_solve(lower, heads, left_side=True, lower=True)
+    return solution.transpose(0, 2, 1, 3).reshape(h.shape)
+
+
+def rounded(h: Array) -> Array:
+    """The lowest bits cut off."""
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(h, jnp.int32) & -256, jnp.float32) + h
+
+
+def recomputed(h: Array) -> Array:
+    return jax.checkpoint(lambda h: jnp.sin(jnp.tanh(h)))(h)
+
+
 def decomposed(h: Array) -> Array:
     """A library call (LAPACK) batched over batch and heads."""
     heads = h.reshape(BATCH, LENGTH, 4, HIDDEN // 4).transpose(0, 2, 1, 3)
@@ -92,6 +122,7 @@ def decomposed(h: Array) -> Array:
 
 OPERATIONS: dict[str, Callable[[Array], Array]] = {
     "elementwise": jnp.tanh,
+    "elementwise, every function": every_function,
     "dot_general": attention,
     "reduce, sum": normalise,
     "reduce, maximum": lambda h: h - h.max(-1, keepdims=True),
@@ -110,10 +141,14 @@ OPERATIONS: dict[str, Callable[[Array], Array]] = {
     "reduce_window": lambda h: lax.reduce_window(h, 0.0, lax.add, (1, 2, 1), (1, 2, 1), "VALID"),
     "select_and_scatter": lambda h: lax.reduce_window(h, -jnp.inf, lax.max, (1, 2, 1), (1, 2, 1), "VALID"),
     "rng": dropped,
+    "rng_bit_generator": dropped_by_generator,
     "while": scanned,
     "while over a dim": walked,
     "case": lambda h: lax.cond(jnp.sum(h) > 0, jnp.sin, jnp.cos, h),
     "custom_call": decomposed,
+    "triangular_solve": solved,
+    "optimization_barrier": recomputed,
+    "bitcast_convert": rounded,
 }
 
 

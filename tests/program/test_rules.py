@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import ShapeDtypeStruct as Spec
 from jax import lax
+
+from automap_launch.program.flatten import flatten
+from automap_launch.program.mlir import read_module
+from automap_launch.program.rules.relations import RULES
+from tests.program.conftest import make_step
+from tests.program.rule_cases import RULE_CASES
 
 F32, I32 = jnp.float32, jnp.int32
 
@@ -277,3 +285,22 @@ def test_the_largest_of_a_dim_are_picked_from_a_whole_operand(linked):
     assert {dim for slot, dim in transformed.whole("fft") if slot == "0"} == {0, 1}
     assert transformed.arguments[0][0] == transformed.results[0][0] is not None
     assert linked(lambda x: jnp.sort(jnp.tanh(x), 1) * 2, f32(4, 6)).whole("sort") == {("0", 1), ("-1", 1)}
+
+
+# Rules whose operations XLA never runs sharded, by the test in this file that shows it.
+ELSEWHERE = {
+    "top_k": test_the_largest_of_a_dim_are_picked_from_a_whole_operand,
+    "fft": test_the_largest_of_a_dim_are_picked_from_a_whole_operand,
+}
+
+
+def test_every_rule_is_held_against_the_partitioner():
+    """`test_collectives` compiles these programs; here: that one of them has an operation of each rule."""
+    found = set(ELSEWHERE)
+    for (function, state, batch), _ in RULE_CASES.values():
+        step = make_step(function, state, *batch)
+        found |= {node.name for node in flatten(read_module(step.modules["cpu"]), step.sources).nodes}
+    names = defaultdict(set)
+    for name, rule in RULES.items():
+        names[rule].add(name)
+    assert [rule.__name__ for rule, own in names.items() if found.isdisjoint(own)] == []
