@@ -20,8 +20,9 @@ from automap_launch.plan.layout import Layout, Spec
 from automap_launch.plan.sharding import DATA
 from automap_launch.runtime import mesh as meshes
 from automap_launch.runtime.channel import Channel, LocalChannel, Message
+from automap_launch.runtime.compile_once import CompileOnce
 from automap_launch.runtime.cross_host_channel import CrossHostChannel
-from automap_launch.runtime.jax_internals import with_weak_type
+from automap_launch.runtime.jax_internals import shardings_of, with_weak_type
 from automap_launch.runtime.joint import JointMesh
 from automap_launch.runtime.one_in_flight import OneInFlight
 from automap_launch.runtime.pipeline_parts import flow_shape, flow_spec
@@ -86,6 +87,7 @@ class PipelineExecutable:
         self.pipeline = pipeline
         self.meshes = tuple(meshes.make_mesh(layout.mesh, of_stage) for of_stage in devices)
         self.joint = JointMesh(self.meshes)
+        self.compile_once = CompileOnce()
         self._materialize = materialize
         self._argument_of = {v: i for i, v in enumerate(pipeline.graph.arguments)}
         self.shardings = {
@@ -109,6 +111,7 @@ class PipelineExecutable:
             replicas=replicas,
             messages=self.messages,
             argument_of=self._argument_of,
+            compile_once=self.compile_once,
         )
         self._work = work
         self._channel = (channel or self._default_channel)(tuple(self.messages.values()))
@@ -120,6 +123,8 @@ class PipelineExecutable:
         }
         self._own_tasks = tuple(task for task in self.tasks if task.stage in self._stages)
         self._small = [k for k, result in enumerate(self.results) if self._is_small(result)]
+        self._seen: dict[int, Any] = {}
+        self._weak_state = [i for i in self.shardings if self.arguments[i].weak_type]
         self._precision = Precision(self.arguments, self.results)
         self._in_flight = OneInFlight(tuple(self.joint.devices), self.results)
 
@@ -159,6 +164,7 @@ class PipelineExecutable:
         if len(leaves) != len(self.arguments):
             raise ValueError(f"the step has {len(self.arguments)} arguments, got {len(leaves)}")
         placed = list(leaves)
+        found = shardings_of(placed)
         deferred: dict[int, list[int]] = defaultdict(list)
         for i, leaf in enumerate(leaves):
             sharding = self.shardings.get(i)
@@ -166,10 +172,10 @@ class PipelineExecutable:
                 placed[i] = self._own_copy(leaf)
             elif is_deferred(leaf):
                 deferred[self.pipeline.owner[self.pipeline.graph.arguments[i]]].append(i)
-            else:
+            elif found[i] is None or found[i] is not self._seen.get(i):
                 placed[i] = self._on_stage(leaf, sharding, self.arguments[i])
-                if getattr(placed[i], "weak_type", False):
-                    placed[i] = with_weak_type(placed[i], False)  # a stage's functions know strong types alone
+                if placed[i] is leaf:
+                    self._seen[i] = found[i]  # that very object: comparing shardings at every step would take time
         for indices in deferred.values():
             if self._materialize is None:
                 path = self.arguments[indices[0]].path
@@ -177,6 +183,9 @@ class PipelineExecutable:
             created = self._materialize([placed[i] for i in indices], [self.shardings[i] for i in indices])
             for i, value in zip(indices, created, strict=True):
                 placed[i] = value
+        for i in self._weak_state:
+            if getattr(placed[i], "weak_type", False):
+                placed[i] = with_weak_type(placed[i], False)  # a stage's functions know strong types alone
         return placed
 
     def _on_stage(self, leaf: Any, sharding: NamedSharding, argument: Argument) -> Any:
