@@ -10,6 +10,7 @@ merges the module into the one being built and calls it. XLA then partitions it 
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -26,12 +27,17 @@ if not tuple(map(int, TESTED[0].split("."))) <= jax.__version_info__ < (*map(int
     )
 
 import numpy as np  # noqa: E402
-from jax._src import pjit, stages  # noqa: E402
+from jax._src import (  # noqa: E402
+    compiler,
+    pjit,
+    stages,
+)
 from jax._src.api import jit  # noqa: E402
 from jax._src.array import ArrayImpl  # noqa: E402
 from jax._src.interpreters import mlir  # noqa: E402
 from jax._src.lib.mlir import ir  # noqa: E402
 from jax._src.lib.mlir.dialects import func as func_dialect  # noqa: E402
+from jax.experimental import serialize_executable  # noqa: E402
 from jax.extend.core import Primitive  # noqa: E402
 from jax.extend.mlir import deserialize_portable_artifact  # noqa: E402
 
@@ -134,12 +140,62 @@ def on_device_mismatch(resolve: Callable[[Sequence[Any]], Sequence[Any]]) -> Cal
     return take_back
 
 
+def program_key(lowered: Any) -> str:
+    """Equal for two lowered functions (`jax.stages.Lowered`) that are the same program, on the same devices or not."""
+    kept = sorted(lowered._lowering.compile_args["kept_var_idx"])  # arguments that are not read are not in the text
+    parts = (lowered.as_text(), str(lowered.in_tree), str(lowered.out_tree), str(kept))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def for_other_devices(compiled: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
+    """A compiled function (`jax.stages.Compiled`) for the devices `new`, which take the places of `old`.
+
+    JAX can write executables out and read them in, for the devices that they were compiled for. Their device
+    assignment can be given anew, which it has no public way for.
+
+    Raises:
+      jax.errors.JaxRuntimeError: the platform cannot write or read executables.
+    """
+    written, in_tree, out_tree = serialize_executable.serialize(compiled)
+    options = compiler.get_compile_options(
+        num_replicas=1, num_partitions=len(new), device_assignment=np.array([[device.id for device in new]])
+    )
+    reader = _ForOtherDevices(io.BytesIO(written), new[0].client, list(new))
+    reader.devices_by_id = {a.id: b for a, b in zip(old, new, strict=True)}
+    reader.options = options
+    executable, information, no_kwargs = reader.load()
+    return jax.stages.Compiled(executable.load(), [], in_tree.unflatten(information), out_tree, no_kwargs=no_kwargs)
+
+
+class _ForOtherDevices(serialize_executable._JaxPjrtUnpickler):  # type: ignore[misc]
+    options: Any
+
+    def persistent_load(self, pid: Any) -> Any:
+        if pid[0] == "exec":
+            return self.backend.deserialize_executable(
+                pid[1], executable_devices=self.execution_devices, compile_options=self.options
+            )
+        return super().persistent_load(pid)
+
+
 def _abstract_eval(*_: Any, module: Module, outputs: tuple[Tensor, ...]) -> list[Any]:
     del module
     return [jax.core.ShapedArray(t.shape, t.dtype) for t in outputs]
 
 
 _call_module.def_abstract_eval(_abstract_eval)
+
+
+def _evaluate(*_: Any, module: Module, outputs: tuple[Tensor, ...]) -> Any:
+    """Only JAX's search for a NaN (`jax_debug_nans`) evaluates a function operation by operation, after it met one."""
+    del module, outputs
+    raise FloatingPointError(
+        "invalid value (nan or inf) encountered in the train step; "
+        "run the script without automap-launch to see in which operation"
+    )
+
+
+_call_module.def_impl(_evaluate)
 
 
 def _lower(context: Any, *operands: Any, module: Module, outputs: tuple[Tensor, ...]) -> Any:
@@ -217,4 +273,15 @@ def _tensor(kind: Any) -> Tensor:
     return Tensor(tuple(ranked.shape), np.dtype(name))
 
 
-__all__ = ["Module", "Tensor", "bind", "jit", "on_device_mismatch", "shardings_of", "signature", "with_weak_type"]
+__all__ = [
+    "Module",
+    "Tensor",
+    "bind",
+    "for_other_devices",
+    "jit",
+    "on_device_mismatch",
+    "program_key",
+    "shardings_of",
+    "signature",
+    "with_weak_type",
+]

@@ -173,6 +173,10 @@ class JointMesh:
         spec: list[Any] = [None] * array.ndim
         if isinstance(sharding, NamedSharding) and set(sharding.mesh.axis_names) <= set(self.mesh.axis_names):
             spec[: len(sharding.spec)] = sharding.spec
+            for dim, axes in enumerate(sharding.spec):  # of layers on some stages: not over all of them
+                over = () if axes is None else (axes,) if isinstance(axes, str) else axes
+                if array.shape[dim] % math.prod(self.mesh.shape[axis] for axis in over):
+                    spec[dim] = tuple(axis for axis in over if axis != STAGE) or None
         used = [() if axes is None else (axes,) if isinstance(axes, str) else tuple(axes) for axes in spec]
         key = key_implementation(str(array.dtype)) is not None
         if not key and array.nbytes > _WHOLE_BYTES and not any(STAGE in axes for axes in used):

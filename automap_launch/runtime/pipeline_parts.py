@@ -3,8 +3,8 @@
 Within a stage the mesh axis `data` is handled by hand (`shard_map`): each device of it works on its own pieces of the
 batch and keeps its own sums, which are added up once a step. Other axes are left to XLA.
 
-Names say nothing of the stage: equal parts of different stages are equal programs, which JAX's compilation cache
-compiles once where its key leaves the devices out (GPU).
+Names say nothing of the stage: equal parts of different stages are equal programs, which are compiled once
+(`compile_once.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from automap_launch.plan.layout import Spec
 from automap_launch.plan.sharding import DATA
 from automap_launch.program.batch_analysis import State
 from automap_launch.runtime.blocks import blocks_of, over_data, piece_of
+from automap_launch.runtime.compile_once import CompileOnce
 from automap_launch.runtime.jax_internals import jit
 from automap_launch.runtime.sections import SectionFunction, accumulate, accumulator
 from automap_launch.split.emit import INDEX
@@ -63,10 +64,21 @@ class StageParts:
       mesh: its devices. replicas: into how many shares its data axis cuts the batch: its size, or 1 where the batch
         is whole on every device.
       spec: how a sum over micro-batches is sharded besides.
+      compile_once: of all stages.
     """
 
-    def __init__(self, pipeline: Pipeline, stage: int, mesh: Mesh, replicas: int, spec: Callable[[int], Spec]) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        stage: int,
+        mesh: Mesh,
+        replicas: int,
+        *,
+        spec: Callable[[int], Spec],
+        compile_once: CompileOnce,
+    ) -> None:
         self._pipeline = pipeline
+        self._compile_once = compile_once
         self._stage = stage
         self._mesh = mesh
         self._replicas = replicas
@@ -74,6 +86,9 @@ class StageParts:
         self._states = pipeline.analysis.states
         self._kinds = pipeline.graph.values
         self._count = pipeline.pieces // replicas
+
+    def _jit(self, function: Callable[..., Any], **options: Any) -> Any:
+        return self._compile_once.function(jit(function, **options), self._mesh)
 
     def sharding(self, *spec: str | None) -> NamedSharding:
         return NamedSharding(self._mesh, PartitionSpec(*spec))
@@ -147,7 +162,7 @@ class StageParts:
             made: tuple[list[Any], list[Any]] = mapped(number, sums, blocks, flows, alike)
             return made
 
-        return jit(
+        return self._jit(
             run,
             donate_argnums=(1,),
             out_shardings=(
@@ -182,7 +197,7 @@ class StageParts:
                 made.append(jnp.broadcast_to(start, (self._replicas, *start.shape)) if self._replicas > 1 else start)
             return made
 
-        return jit(make, out_shardings=[self.sum_sharding(v) for v in values])
+        return self._jit(make, out_shardings=[self.sum_sharding(v) for v in values])
 
     def reduce(self) -> Any:
         """`(sums, gathered) -> (sums, gathered)`: of the whole batch. Each gathered value comes as a list, by
@@ -196,7 +211,7 @@ class StageParts:
                 totals.append(whole.astype(self._kinds[v].dtype))
             return totals, [self._put_together(v, p) for v, p in zip(gathered, pieces, strict=True)]
 
-        return jit(
+        return self._jit(
             run,
             out_shardings=(
                 [self.sharding(*self._spec(v)) for v in values],
@@ -236,10 +251,12 @@ class StageParts:
             made = function(dict(zip(section.inputs, inputs, strict=True)))
             return [made[v] for v in section.outputs]
 
-        return jit(
+        # Without arguments nothing else would tell JAX the stage's devices.
+        rest = None if section.inputs else self.sharding()
+        return self._jit(
             run,
             donate_argnums=tuple(section.inputs.index(v) for v in donated),
-            out_shardings=[shardings.get(v) for v in section.outputs],
+            out_shardings=[shardings.get(v, rest) for v in section.outputs],
         )
 
 

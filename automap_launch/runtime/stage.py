@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automap_launch.plan.layout import Layout, Spec
 from automap_launch.runtime.channel import Channel, Message
+from automap_launch.runtime.compile_once import CompileOnce
 from automap_launch.runtime.pipeline_parts import Reads, StageParts
 from automap_launch.runtime.placement import place_exactly
 from automap_launch.runtime.schedules import Task
@@ -29,6 +30,7 @@ class Work:
       out: shardings of what the step returns, by value id.
       micro_batches: a step. replicas: into how many shares the batch is cut within a stage.
       messages: by the task that sends them. argument_of: argument index by value id.
+      compile_once: compiles the functions of all stages.
     """
 
     pipeline: Pipeline
@@ -42,6 +44,7 @@ class Work:
     replicas: int
     messages: Mapping[Task, Message]
     argument_of: Mapping[int, int]
+    compile_once: CompileOnce
 
     def dtype(self, index: int) -> str:
         """Of an argument as the module takes it (a PRNG key by its words)."""
@@ -68,7 +71,14 @@ class Stage:
         self._channel = channel
         self._number = number
         self._mesh = mesh
-        self._parts = StageParts(pipeline, number, mesh, work.replicas, lambda v: work.sum_specs.get(v, ()))
+        self._parts = StageParts(
+            pipeline,
+            number,
+            mesh,
+            work.replicas,
+            spec=lambda v: work.sum_specs.get(v, ()),
+            compile_once=work.compile_once,
+        )
         self._own = {part: section for part, section in pipeline.sections.items() if part.stage == number}
         self._micro = {part: self._micro_part(part) for part in self._own if part.kind in MICRO}
         self._wholes = {part: self._whole_part(part) for part in self._own if part.kind in ("prepare", "update")}

@@ -124,6 +124,51 @@ def check_old_state_may_be_read_when_it_was_not_donated() -> None:
         assert all(a is b for a, b in zip(again, results[: len(state)], strict=False))
 
 
+def check_equal_stages_are_compiled_once() -> None:
+    """One inner stage more is some five functions more, but not more than one program: where the stages are cut."""
+    compilations, loaded = [], []
+    for stages in (3, 4):
+        model = mlp(layers=2 * stages, inputs=32, classes=32, width=32)
+        captured, executable = build(model, stages, 1, 4)
+        assert (report := compare(model, train(model, captured, executable))).equal, str(report)
+        compilations.append(executable.compile_once.compilations)
+        loaded.append(executable.compile_once.loaded)
+    assert compilations[1] <= compilations[0] + 1, compilations
+    assert loaded[1] >= loaded[0] + 4, loaded
+
+
+def check_gradients_are_reduced_over_devices_once_a_step() -> None:
+    """What runs for each micro-batch has no collective over `data`; the sums meet after the last."""
+    captured, executable = build(mlp(layers=4), 2, 4, 4)
+    executable(captured.leaves)
+    texts: dict[str, list[str]] = {"micro": [], "reduce": []}
+    for stage in executable._stages.values():
+        texts["micro"] += [part.function._compiled.as_text() for part in stage._micro.values()]
+        texts["reduce"].append(stage._reduce._compiled.as_text())
+    assert len(texts["micro"]) == 3
+    assert all("all-reduce" not in text and "all-gather" not in text for text in texts["micro"])
+    assert all("all-reduce" in text for text in texts["reduce"])
+
+
+def check_low_precision_gradients_are_added_up_in_float32() -> None:
+    """256 + 15 ones in two stages: in bfloat16 each one would be lost, as its neighbours there are 2 apart."""
+
+    def step(weights: Any, x: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            made = x * weights[0] * weights[1]
+            return (made * made / 2).astype(jnp.float32).sum()
+
+        gradients = jax.grad(loss)(weights)
+        new = jax.tree.map(lambda w, g: w + g, weights, gradients)
+        return new, gradients[1].astype(jnp.float32)
+
+    x = np.ones((16, 4), jnp.bfloat16)
+    x[0] = 16
+    model = Model(lambda: [jnp.ones((4,), jnp.bfloat16)] * 2, step, lambda _: x)
+    captured, executable = build(model, 2, 1, 16, storage=lambda argument: ())
+    np.testing.assert_allclose(executable(captured.leaves)[-1], 271, atol=1)
+
+
 def check_wrong_sums_are_noticed() -> None:
     """The comparison fails when a micro-batch is dropped, and when gradients are off by a thousandth."""
     model = mlp(layers=2)
