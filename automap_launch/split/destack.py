@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from automap_launch.program.batch_analysis import BatchAnalysis
 from automap_launch.program.graph import Graph, Node
@@ -35,23 +36,31 @@ class Destacked:
 
 
 def chunk_counts(graph: Graph, analysis: BatchAnalysis, state: State, assignment: Assignment) -> dict[int, int]:
-    """For each stacked state argument whose layers lie on several stages, equally many on each of consecutive ones,
-    the number of those stages; and for all state of the same shape in front (optimizer state) as well."""
+    """Into how many equal chunks to cut each stacked state argument whose layers lie on several stages: as many as can
+    be with each chunk's first layer on a stage of its own, which then holds the chunk.
+
+    Stages that read other layers of a chunk are sent it once a step. With as many chunks as stages that is none; six
+    layers on four stages lie in chunks of two on three of them.
+    """
     stages = _stages_of_layers(graph, analysis, state, assignment)
     counts: dict[int, int] = {}
     lengths: dict[int, int] = {}
     for argument, layers in stages.items():
         length = graph.shape(argument)[0]
-        found = [layers.get(layer) for layer in range(length)]
-        used = sorted({s for s in found if s is not None})
-        if None in found or len(used) < 2 or used != list(range(used[0], used[-1] + 1)) or length % len(used):
+        if set(layers) != set(range(length)):
             continue
-        width = length // len(used)
-        if all(found[layer] == used[layer // width] for layer in range(length)):
-            counts[argument] = len(used)
-            if lengths.setdefault(length, len(used)) != len(used):
-                return {}  # two stacks of one length that are cut differently
+        count = max(n for n in range(1, length + 1) if length % n == 0 and _apart(layers, length, n))
+        if lengths.setdefault(length, count) != count:
+            return {}  # two stacks of one length that are cut differently
+        if count > 1:
+            counts[argument] = count
     return counts
+
+
+def _apart(layers: Mapping[int, int], length: int, count: int) -> bool:
+    """Whether chunks begin on stages one after the other, with gaps or without."""
+    first = [layers[layer] for layer in range(0, length, length // count)]
+    return all(a < b for a, b in pairwise(first))
 
 
 def destack(line: Line, state: State, counts: Mapping[int, int], results_of: Mapping[int, int]) -> Destacked:
@@ -101,7 +110,7 @@ def _stages_of_layers(
 
 
 def _moved_together(graph: Graph, state: State, counts: Mapping[int, int]) -> dict[int, int]:
-    """`counts`, and state that meets those arguments element by element."""
+    """`counts`, and state that meets those arguments element by element, also reduced within each layer."""
     count_of: dict[int, int] = {}
     for v, n in counts.items():
         count_of[v] = n
@@ -111,13 +120,27 @@ def _moved_together(graph: Graph, state: State, counts: Mapping[int, int]) -> di
         changed = False
         for node in graph.nodes:
             values = [v for v in (*node.operands, *node.results) if graph.shape(v)]
-            if node.name not in ELEMENTWISE or not any(v in count_of for v in values):
+            linked = node.name in ELEMENTWISE or _keeps_layers(graph, node)
+            if not linked or not any(v in count_of for v in values):
                 continue
             for v in values:
                 if v not in count_of and graph.shape(v)[0] in by_shape:
                     count_of[v] = by_shape[graph.shape(v)[0]]
                     changed = True
     return {v: count_of[v] for v in state.arguments if v in count_of}
+
+
+def _keeps_layers(graph: Graph, node: Node) -> bool:
+    """Whether an operation of one tensor leaves its leading dim where it is, and rearranges or reduces the rest."""
+    if node.name == "broadcast_in_dim":
+        first = graph.shape(node.operands[0]) and node.attributes["broadcast_dimensions"][0] == 0
+    elif node.name == "transpose":
+        first = node.attributes["permutation"][0] == 0
+    elif node.name == "reduce":
+        first = len(node.operands) == 2 and 0 not in node.attributes["dimensions"]
+    else:
+        first = node.name == "reshape"
+    return bool(first) and graph.shape(node.operands[0])[:1] == graph.shape(node.results[0])[:1] != ()
 
 
 class _Rewriter:
@@ -239,6 +262,10 @@ class _Rewriter:
         result = node.results[0]
         if node.name == "slice":
             return self.read(node)
+        if node.name != "reduce" and _keeps_layers(self.old, node):
+            (chunks,), kind = [self.pieces[v] for v in stacked], self.piece_kind(result, count)
+            self.pieces[result] = [self.add(node, [chunk], k, [kind])[0] for chunk in chunks]
+            return True
         if node.name in _BY_CHUNK and len(node.results) == 1 and node.name != "bitcast_convert":
             parts = [self.chunks(v, count, node) if self.old.shape(v) else [self.get(v)] * count for v in node.operands]
             kinds = [self.piece_kind(result, count)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from automap_launch.errors import PlanError
 from automap_launch.program import batch_analysis
@@ -28,7 +28,7 @@ class SplitStep:
       line: straight-line. origin: its module.
       analysis: how its values depend on the batch. state: its state among arguments and results of `line.graph`.
       chunks: for each argument of the captured step, how many arguments of `line.graph` stand for it, one after the
-        other: one, or one a stage for state that is stacked over layers.
+        other: one, or one for each stage that holds layers of state that is stacked over layers.
     """
 
     line: Line
@@ -114,9 +114,9 @@ def _chunked(step: SplitStep, results: tuple[Result, ...], counts: Mapping[int, 
 
 
 def _lie_apart(step: SplitStep, assignment: Assignment) -> list[bool]:
-    """For each argument of the captured step, whether its chunks lie on stages one after the other."""
+    """For each argument of the captured step, whether its chunks lie on different stages, one after the other."""
     owners = [assignment.owner.get(v, 0) for v in step.line.graph.arguments]
-    return [[owners[p] - owners[ps[0]] for p in ps] == list(range(len(ps))) for ps in _places(step.chunks)]
+    return [all(owners[a] < owners[b] for a, b in pairwise(places)) for places in _places(step.chunks)]
 
 
 def _places(chunks: tuple[int, ...]) -> list[range]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from automap_launch.errors import PlanError
@@ -88,6 +89,20 @@ def check_layers_stacked_in_one_array_lie_on_their_stages() -> None:
     sent = {v for values in executable.inner.pipeline.cargo.values() for v in values}
     embedding = 24 * 16
     assert all(executable.inner.pipeline.graph.values[v].size in (1, embedding, 16 * 8 * 16) for v in sent)
+
+
+def check_layers_that_do_not_divide_lie_in_chunks_on_some_stages() -> None:
+    """Two layers on four stages: half a layer a stage, each layer's state whole on the first stage that reads it."""
+    model = lm(layers=2, scan=True, optimizer=optax.adafactor(1e-2, min_dim_size_to_factor=8))
+    captured, executable = build(model, {"data": 1, "model": 1}, Execution(4, 4, "1f1b"), devices=4)
+    assert isinstance(executable, StackedPipeline)
+    report = compare(model, train(model, captured, executable))
+    assert report.equal, str(report)
+    placed = executable.place(captured.leaves)
+    for argument, array in zip(captured.arguments, placed, strict=True):
+        if "layers" in argument.path and argument.shape[0] == 2:
+            assert array.sharding.spec[0] == "stage"
+            assert array.sharding.shard_shape(array.shape)[0] == 1
 
 
 def normalised() -> Model:
