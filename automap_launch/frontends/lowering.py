@@ -14,6 +14,7 @@ from automap_launch.frontends import jax_internals, refusals
 from automap_launch.frontends.jit_hook import HookedFunction, real_jit
 from automap_launch.frontends.paths import argument_paths, result_paths
 from automap_launch.frontends.source_lines import is_users, source_of
+from automap_launch.frontends.step_evidence import stacked
 from automap_launch.train_step import Argument, Result, SourceLine, fingerprint_of
 from automap_launch.units import format_bytes
 
@@ -34,6 +35,7 @@ class LoweredStep:
       sources: user's line of the k-th operation of the first platform's module, in pre-order, module excluded.
       has_callbacks: the step calls back into Python.
       fingerprint: of the first platform's module.
+      stacked: arguments that are stacks of batches (see `step_evidence.stacked`).
     """
 
     modules: dict[str, bytes]
@@ -44,6 +46,7 @@ class LoweredStep:
     sources: tuple[SourceLine | None, ...]
     has_callbacks: bool
     fingerprint: str
+    stacked: frozenset[int] = frozenset()
 
 
 def flatten_call(function: HookedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Hashable]:
@@ -91,6 +94,7 @@ def lower_step(
         sources=tuple(source_of(str(operation.location)) for operation in jax_internals.operations(first)),
         has_callbacks=callbacks,
         fingerprint=fingerprint_of(exact_text),
+        stacked=stacked(traced.jaxpr.jaxpr, constants=len(traced.jaxpr.jaxpr.invars) - len(arguments)),
     )
 
 

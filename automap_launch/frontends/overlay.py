@@ -34,16 +34,21 @@ class Overlay:
         self._shared = shared
         self._kept = [self.root, *map(os.path.abspath, keep), *_system_folders()]
         self._removed: set[str] = set()
+        self._temporary: set[str] = set()
 
     def keep(self, path: str) -> None:
         """From now on `path` and what is below it are written in place."""
         self._kept.append(path)
 
+    def keep_temporary(self, path: str) -> None:
+        """As `keep`, for a file that `tempfile` makes: it is nobody else's, wherever it lies."""
+        self._temporary.add(path)
+
     def concerns(self, path: str) -> bool:
         """Whether writing to `path` is redirected. Devices, pipes, system folders and libraries' caches are not."""
         if any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in self._kept):
             return False
-        if "/__pycache__/" in path or _is_library_cache(path):
+        if path in self._temporary or "/__pycache__/" in path or _is_library_cache(path):
             return False
         kind = _kind(path)
         return kind is None or stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind)

@@ -8,12 +8,13 @@ are out of reach.
 from __future__ import annotations
 
 import builtins
+import errno
 import io
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -127,6 +128,9 @@ class _Redirection:
             return self._os_open(path, flags, mode, dir_fd=dir_fd)
         if not flags & _WRITING:
             target = self._read(path)
+        elif flags & os.O_EXCL and self._called_by({"tempfile"}):
+            self._overlay.keep_temporary(absolute(path))
+            target = path
         elif not self._redirects(path):
             target = path
         elif flags & os.O_EXCL:
@@ -202,7 +206,13 @@ class _Redirection:
             real = self._overlay.changing(source)
             if os.path.isdir(real) and self._overlay.exists_below(source):
                 self._copy_up(source)
-            original(real, self._overlay.creating(target))
+            try:
+                original(real, self._overlay.creating(target))
+            except OSError as error:
+                if error.errno != errno.EXDEV:  # a temporary file may lie on another file system than the root
+                    raise
+                shutil.copy2(real, self._overlay.creating(target))
+                os.unlink(real)
             if self._overlay.concerns(source):
                 self._overlay.remove_tree(source)
 
@@ -256,10 +266,13 @@ class _Redirection:
 
     def _called_in_place(self) -> bool:
         """Whether a package that writes in place asks, or `tempfile`, whose names are nobody else's."""
+        return self._called_by({"tempfile", *self._in_place})
+
+    @staticmethod
+    def _called_by(packages: Collection[str]) -> bool:
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
-            module = frame.f_globals.get("__name__", "")
-            if module == "tempfile" or module.partition(".")[0] in self._in_place:
+            if frame.f_globals.get("__name__", "").partition(".")[0] in packages:
                 return True
             frame = frame.f_back
         return False

@@ -77,6 +77,35 @@ def differentiates(jaxpr: Any) -> bool:
     return jax_internals.any_equation(jaxpr, lambda equation: "transpose(" in jax_internals.name_stack(equation))
 
 
+def stacked(jaxpr: Any, constants: int = 0) -> frozenset[int]:
+    """Inputs that are stacks of batches: a loop that takes gradients in each turn goes through them, slice by slice.
+
+    A loop over the time steps of a sequence takes no gradients itself; only the one that JAX makes from it does.
+    """
+    sliced: dict[int, bool] = {}  # input -> whether all loops that slice it take gradients
+
+    def visit(jaxpr: Any, inputs: Sequence[int | None]) -> None:
+        known = {v: i for v, i in zip(jaxpr.invars, inputs, strict=True) if i is not None}
+        for equation in jaxpr.eqns:
+            sources = [None if isinstance(a, jax_internals.Literal) else known.get(a) for a in equation.invars]
+            if not any(source is not None for source in sources):
+                continue
+            name, params = equation.primitive.name, equation.params
+            if name in _SAME:
+                known.update({v: i for v, i in zip(equation.outvars, sources, strict=True) if i is not None})
+            elif name == "scan":
+                first = params["num_consts"] + params["num_carry"]
+                for source in sources[first:]:
+                    if source is not None:
+                        sliced[source] = sliced.get(source, True) and differentiates(_open(params["jaxpr"]))
+            elif name in _INNER and len((inner := _open(params[_INNER[name]])).invars) == len(sources):
+                visit(inner, sources)
+
+    arguments = len(jaxpr.invars) - constants
+    visit(jaxpr, [None] * constants + list(range(arguments)))
+    return frozenset(i for i, gradients in sliced.items() if gradients)
+
+
 def _flows(jaxpr: Any, inputs: Sequence[Flows]) -> list[Flows]:
     known: dict[Any, Flows] = dict(zip(jaxpr.invars, inputs, strict=True))
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, Protocol, cast
 
@@ -175,7 +175,7 @@ class Substitute:
             runner = self._build(jaxpr_as_fun(traced.jaxpr), lowered)
         else:
             runner = self._build(lowered.modules[self._platform], lowered)
-        examples, tokens = batch_size(runner.arguments)
+        examples, tokens = batch_size(runner.arguments, lowered.stacked)
         scalars = [
             (index, result.path)
             for index, result in enumerate(runner.results)
@@ -225,10 +225,20 @@ def _meant(function: HookedFunction) -> Hashable:
     return cast(Hashable, function.fun)
 
 
-def batch_size(arguments: Sequence[Argument]) -> tuple[int | None, int | None]:
+def batch_size(arguments: Sequence[Argument], stacked: Collection[int] = ()) -> tuple[int | None, int | None]:
     """Examples and tokens of a step: the commonest leading dim of its batch, and that times the sequence length of
     the first integer input [batch, sequence]; None where there is none.
+
+    Args:
+      stacked: arguments through which a loop goes slice by slice. They are stacks of batches, whose two leading dims
+        count as one, if the slices have a leading dim in common; else each slice is an example.
     """
+    shapes = [a.shape for i, a in enumerate(arguments) if i in stacked and a.role == "batch"]
+    if len({shape[1:2] for shape in shapes}) == 1 and min(map(len, shapes)) > 1 and max(map(len, shapes)) > 2:
+        arguments = [
+            replace(a, shape=(a.shape[0] * a.shape[1], *a.shape[2:])) if i in stacked else a
+            for i, a in enumerate(arguments)
+        ]
     batch = [a for a in arguments if a.role == "batch" and a.shape]
     if not batch:
         return None, None

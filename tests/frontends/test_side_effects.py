@@ -148,6 +148,13 @@ def test_devices_pipes_descriptors_and_temporary_files_are_untouched(redirected:
         assert not (redirected / str(inside)[1:]).exists()
     with tempfile.NamedTemporaryFile() as temporary:
         assert not (redirected / temporary.name[1:]).exists()
+    with tempfile.NamedTemporaryFile("w", dir=".", delete=False) as temporary:
+        temporary.write("whole")
+    os.replace(temporary.name, "checkpoint")
+    assert Path("checkpoint").read_text() == "whole"
+    assert not os.path.exists(temporary.name)
+    assert (redirected / str(folder / "checkpoint")[1:]).exists()
+    assert list(folder.rglob("tmp*")) == []
     os.mkfifo(folder / "fifo")
     reader = os.open("fifo", os.O_RDONLY | os.O_NONBLOCK)
     with open("fifo", "wb") as pipe:

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from automap_launch.frontends.step_evidence import evidence
+from automap_launch.frontends.step_evidence import evidence, stacked
 
 PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
 X = jnp.ones((4, 3))
@@ -99,3 +99,14 @@ def test_what_is_returned_as_it_came():
 def test_constants_in_front_are_not_counted():
     jaxpr = jax.make_jaxpr(lambda c, p: p + 1)(1.0, 2.0).jaxpr
     assert evidence(jaxpr, constants=1).additive == {(0, 0)}
+
+
+def test_stacks_of_batches_are_told_from_sequences():
+    def recurrent(p, x):
+        def value(p):
+            return jax.lax.scan(lambda h, r: (jnp.tanh(h + r @ p["w"]), None), jnp.zeros(2), x)[0].sum()
+
+        return jax.tree.map(lambda v, g: v - 0.1 * g, p, jax.grad(value)(p))
+
+    for step, expected in ((jax.jit(accumulated), {2}), (several_steps, {2}), (recurrent, set()), (sgd, set())):
+        assert stacked(jax.make_jaxpr(step)(PARAMS, X).jaxpr) == expected

@@ -32,3 +32,8 @@ def test_examples_are_the_commonest_leading_dim_and_tokens_need_an_integer_seque
     assert batch_size(batch(((16, 28, 28, 1), "uint8"), ((16,), "int32"))) == (16, None)
     assert batch_size(batch(((16, 1), "int32"))) == (16, None)
     assert batch_size(batch()) == (None, None)
+    stacks = batch(((4, 16, 32), "float32"), ((4, 16), "int32"))
+    assert batch_size(stacks, stacked={1, 2}) == (64, None)
+    assert batch_size(batch(((4, 16, 10), "int32")), stacked={1}) == (64, 640)
+    rows = batch(((16, 28, 28), "float32"), ((16,), "int32"))
+    assert batch_size(rows, stacked={1, 2}) == (16, None)
