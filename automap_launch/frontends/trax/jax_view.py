@@ -19,8 +19,8 @@ from automap_launch.frontends.trax.view import View
 def jax_view() -> View:
     """`jax` with what Trax 1.4.1 uses of it and today's lacks.
 
-    Not added: `custom_transforms` and `defvjp_all`, which Trax uses only where `jax.custom_vjp` does not exist, and what
-    `trax.trainer --gpu_cluster_chief_ip` calls to connect hosts, which the launcher does.
+    Not added: `custom_transforms` and `defvjp_all`, which Trax uses only where `jax.custom_vjp` does not exist, and
+    what `trax.trainer --gpu_cluster_chief_ip` calls to connect hosts, which the launcher does.
     """
     lib = View(
         "jax.lib",
@@ -43,8 +43,8 @@ def jax_view() -> View:
             "tree_unflatten": jax.tree_util.tree_unflatten,
             "tree_leaves": jax.tree_util.tree_leaves,
             # Deprecated twins of names that the one world of the launcher answers for.
-            "host_id": lambda: jax.process_index(),
-            "host_count": lambda: jax.process_count(),
+            "host_id": jax.process_index,
+            "host_count": jax.process_count,
             "device_put_replicated": _device_put_replicated,
             "xla_computation": _xla_computation,
         },

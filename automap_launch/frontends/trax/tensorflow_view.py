@@ -16,7 +16,7 @@ class _OfTensorFlow:
 
 
 class TensorFlowView(View):
-    """`tensorflow` and `tensorflow.compat.v2`: files and seeds of our own, classes to compare with, the rest on demand."""
+    """`tensorflow` and `tensorflow.compat.v2`: our own files and seeds, classes to compare with, the rest on demand."""
 
     def __init__(self, writes: bool, seed: Seed) -> None:
         super().__init__(
