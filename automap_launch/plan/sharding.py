@@ -43,9 +43,13 @@ def shardable_groups(program: Program) -> frozenset[int]:
 
 
 def rivals_of(program: Program) -> dict[int, frozenset[frozenset[int]]]:
-    """By group, for each argument with a dim in it the larger groups in the same argument, which go before it."""
+    """By group, for each parameter and batch argument with a dim in it the larger groups in the same one, which go
+    before it. The optimizer's state does not count: its sharding does not spread to the forward and backward parts."""
     found: dict[int, set[frozenset[int]]] = {}
-    for value in program.arguments:
+    parameters = set(program.parameters)
+    for index, value in enumerate(program.arguments):
+        if index not in parameters and program.step.arguments[index].role == "state":
+            continue
         groups = frozenset(g for g in program.dim_groups[value] if g is not None)
         for group in groups:
             found.setdefault(group, set()).add(frozenset(g for g in groups if g < group))
@@ -53,7 +57,7 @@ def rivals_of(program: Program) -> dict[int, frozenset[frozenset[int]]]:
 
 
 def carried(sharded: frozenset[int], rivals: Mapping[int, frozenset[frozenset[int]]]) -> frozenset[int]:
-    """The groups of `sharded` that shard some argument. `rivals`: of `rivals_of`."""
+    """The groups of `sharded` that shard some parameter or batch argument. `rivals`: of `rivals_of`."""
     return frozenset(g for g in sharded if any(sharded.isdisjoint(larger) for larger in rivals.get(g, ())))
 
 

@@ -83,3 +83,17 @@ def test_a_step_without_a_batch_has_no_data_axis():
     b.group("parameter")
     b.argument("w", (8,), (0,))
     assert why_invalid(b.program(), Decision(2, 1)) == "data=2 shards the batch, and the step has no batch"
+
+
+def test_a_group_that_only_optimizer_state_could_carry_is_sharded_nowhere():
+    """A weight [d, f] sharded along d, and a factored second moment [f]: XLA does not shard f of the activations."""
+    b = Builder()
+    batch, stream, inner = (b.group(k) for k in ("batch", "parameter", "parameter"))
+    b.argument("params/w", (64, 32), (stream, inner), parameter=True)
+    b.argument("optimizer/columns", (32,), (inner,))
+    x = b.argument("batch/x", (8, 64), (batch, stream), role="batch")
+    b.result(x)
+    program = b.program()
+    both = Decision(1, 4, frozenset({stream, inner}))
+    assert axes_of(program, both) == {stream: "model"}
+    assert axes_of(program, Decision(1, 4, frozenset({inner}))) == {inner: "model"}
