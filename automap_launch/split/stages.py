@@ -386,6 +386,10 @@ class _Assigner:
     def _update(self, owner: dict[int, int]) -> dict[int, int]:
         rounds: dict[int, int] = {}
         inside = set(self.update)
+        home = {
+            r: owner.get(self.component.find(a), 0)
+            for a, r in zip(self.state.arguments, self.state.results, strict=True)
+        }
         for k in self.update:
             node = self.graph.nodes[k]
             large = [v for v in (*node.operands, *node.results) if self._large(v)]
@@ -394,6 +398,8 @@ class _Assigner:
             else:
                 made = {self.place[m][1] for v in node.operands if (m := self.made_by.get(v)) in self.place}
                 stage = made.pop() if len(made) == 1 else 0
+                # A scalar's new value (a running mean of the loss) is made where the scalar lies.
+                stage = next((home[v] for v in node.results if v in home), stage)
             self.place[k] = ("update", stage)
             before = [m for v in node.operands if (m := self.made_by.get(v)) in inside]
             rounds[k] = max((rounds[m] + (self.place[m][1] != stage) for m in before), default=0)
