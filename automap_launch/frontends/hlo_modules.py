@@ -58,7 +58,8 @@ def from_hlo(hlo: bytes) -> tuple[Any, dict[int, int]]:
     aliases = {}
     if _ALIASES in module.operation.attributes:
         for entry in module.operation.attributes[_ALIASES]:
-            (output,) = list(entry["output_index"])
+            # A lone result is no tuple, and has no index.
+            output = next(iter(entry["output_index"]), 0)
             aliases[int(output)] = int(entry["alias"]["parameter_number"].value)
     for name in [str(name) for name in module.operation.attributes if str(name).startswith("mhlo.")]:
         del module.operation.attributes[name]

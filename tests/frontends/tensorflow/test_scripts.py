@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.equality import assert_equal, load_dump
+from tests.equality import F32_TOLERANCE, F64_TOLERANCE, assert_equal, load_dump
 from tests.frontends.tensorflow.harness import Job, Outcome, run_jobs
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'automap-launch[tf]'")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tensorflow")]
+pytestmark = pytest.mark.slow
 
 PLANS = {
     "data_parallel": (8, 1, 1, 1),
     "data_and_tensor_parallel": (4, 2, 1, 1),
     "pipeline": (2, 2, 2, 2),
-    "accumulation": (2, 1, 1, 4),
+    "accumulation": (8, 1, 1, 4),
 }
 # Under which plans each script runs; batch norm needs the whole batch at once, random bits need their places.
 SCRIPTS = {
@@ -26,6 +26,7 @@ SCRIPTS = {
     "fit": ("data_parallel", "data_and_tensor_parallel"),
     "module": ("data_parallel", "pipeline"),
 }
+TOLERANCE = {"custom_loop": F64_TOLERANCE, "fit": F32_TOLERANCE, "module": F32_TOLERANCE}
 NUMBER = re.compile(r"-?\d+\.\d+")
 
 Runs = Mapping[str, Outcome]
@@ -57,7 +58,7 @@ def test_equals_tensorflow_alone(runs: Runs, folder: Path, script: str, plan: st
     assert runs[f"{script}.capture"].record["outcome"] == "step", runs[f"{script}.capture"].record
     assert runs[name].code == 0, runs[name].text
     reference, control = (load_dump(folder / f"{script}.{kind}.npz") for kind in ("plain", "control"))
-    assert_equal(reference, load_dump(folder / f"{name}.npz"), control)
+    assert_equal(reference, load_dump(folder / f"{name}.npz"), control, tolerance=TOLERANCE[script])
     assert_same_text(runs[f"{script}.plain"].text, runs[name].text)
 
 
@@ -77,6 +78,7 @@ def test_every_step_runs_under_the_plan(runs: Runs) -> None:
 
 def assert_same_text(expected: str, got: str) -> None:
     """The same words, and numbers that are equal up to the last digit printed."""
+    assert NUMBER.search(expected), "nothing was printed"
     assert NUMBER.sub("#", got) == NUMBER.sub("#", expected)
     for one, other in zip(NUMBER.findall(expected), NUMBER.findall(got), strict=True):
         digits = len(one.partition(".")[2])

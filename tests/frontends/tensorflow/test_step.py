@@ -12,7 +12,7 @@ from tests.frontends.tensorflow.harness import SCRIPTS, Job, Outcome, run_jobs
 from tests.frontends.tensorflow.test_scripts import assert_same_text
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'automap-launch[tf]'")
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tensorflow")]
+pytestmark = pytest.mark.slow
 
 # By the name of the refused step: words of the message, words of the hint, and the line that it cites.
 REFUSED = {

@@ -12,8 +12,9 @@ parser.add_argument("--permute", action="store_true")
 arguments = parser.parse_args()
 
 keras.utils.set_random_seed(0)
+keras.config.set_floatx("float64")
 data = np.random.default_rng(0)
-inputs = data.standard_normal((232, 32)).astype(np.float32)
+inputs = data.standard_normal((232, 32))
 labels = (inputs @ data.standard_normal((32, 8))).argmax(1).astype(np.int32)
 order = np.arange(64)[::-1] if arguments.permute else np.arange(64)
 
