@@ -18,6 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from automap_launch import command_line, recipe_group
 from automap_launch.config import to_config, unknown_key_error
@@ -76,6 +77,10 @@ def _compose_and_launch(overrides: Sequence[str], terminal: Terminal) -> int:
         raise _config_error(error) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"a config file is no YAML: {' '.join(str(error).split())}") from error
+    except BrokenPipeError:
+        raise
+    except (OSError, OmegaConfBaseException) as error:
+        raise _no_run_folder(error) from error
     finally:
         os.environ.pop("HYDRA_FULL_ERROR", None)
     return next((code for code in exit_codes if code), 0)
@@ -92,6 +97,19 @@ def _check_overrides(overrides: Sequence[str]) -> None:
             if "=" not in override:
                 hint = f"settings are KEY=VALUE; a script goes after `--`: automap-launch -- {override}"
             raise ConfigError(f"cannot read `{override}`: {str(error).splitlines()[0]}", hint=hint) from error
+
+
+def _no_run_folder(error: Exception) -> Exception:
+    """What to raise for an error outside of any launch: only making the run folder meets the file system there."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):  # OmegaConf raises its own error from it
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return error
+    return ConfigError(
+        f"cannot make the run folder {cause.filename}: {cause.strerror}",
+        hint="start automap-launch in a folder that you can write to, or name one: hydra.run.dir=FOLDER",
+    )
 
 
 def _check_run_folder(overrides: Sequence[str]) -> None:

@@ -116,6 +116,15 @@ def test_a_wrong_command_line_lists_what_there_is(folder: Path, arguments: list[
     assert "usage:" not in done.stderr
 
 
+def test_a_run_folder_that_cannot_be_made_says_so(folder: Path) -> None:
+    (folder / "outputs").write_text("a file in its place")
+    for arguments in ([], ["hydra.run.dir=train.py/run"]):
+        done = automap(folder, *arguments, "--", "train.py")
+        assert done.returncode == 2, done.stderr
+        assert "cannot make the run folder" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 def test_json_prints_the_path_of_the_summary_alone(folder: Path) -> None:
     done = automap(folder, "--json", "mode=plan", "cluster=v100_1x8", "tracking=none", "--", "train.py", "8", "2")
     assert done.returncode == 0, done.stderr
