@@ -33,8 +33,11 @@ def write_environment(path: Path) -> None:
         "devices": [{"id": d.id, "kind": d.device_kind, "platform": d.platform} for d in jax.local_devices()],
         "environment": {name: value for name, value in sorted(os.environ.items()) if matters(name)},
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1))
+    except OSError as error:  # a full disk must not keep a worker
+        print(f"automap-launch: cannot write {path}: {error.strerror}", file=sys.stderr, flush=True)
 
 
 def versions() -> dict[str, str]:

@@ -60,14 +60,13 @@ def parameter_shardings(step: TrainStep, layout: Layout) -> list[ParameterShardi
 def read_run(folder: RunFolder) -> dict[str, Any]:
     """What the run folder holds for `write_report`: `search_curve`, `steps` and `environment`.
 
-    A line that was cut by a crash or a full disk is passed over.
+    A line or a file that was cut by a crash or a full disk is passed over.
     """
+    environments = sorted(folder.environment(0).parent.glob("rank_*.json"))
     return {
         "search_curve": list(_lines(folder.search_log)),
         "steps": [line for line in _lines(folder.metrics) if "train/step" in line],
-        "environment": {
-            path.stem: json.loads(path.read_text()) for path in sorted(folder.environment(0).parent.glob("rank_*.json"))
-        },
+        "environment": {path.stem: record for path in environments for record in _lines(path, whole=True)},
     }
 
 
@@ -373,11 +372,12 @@ def _environment(plan: Record | None, environment: Record | None) -> Html | None
     return _section("Environment", *children) if children else None
 
 
-def _lines(path: Path) -> Iterable[dict[str, Any]]:
+def _lines(path: Path, whole: bool = False) -> Iterable[dict[str, Any]]:
+    """The records of a file that holds one a line, or one in all (`whole`)."""
     if not path.exists():
         return
     with path.open(encoding="utf-8") as file:
-        for line in file:
+        for line in [file.read()] if whole else file:
             try:
                 record = json.loads(line)
             except json.JSONDecodeError:

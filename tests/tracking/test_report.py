@@ -224,6 +224,8 @@ def test_the_run_folder_is_read_as_it_is(tmp_path: Path) -> None:
     folder.environment(1).parent.mkdir()
     folder.environment(1).write_text('{"host": "b"}')
     folder.environment(0).write_text('{"host": "a"}')
+    folder.environment(1).parent.mkdir(exist_ok=True)
+    folder.environment(2).write_text("")  # the disk was full
     found = read_run(folder)
     assert found["search_curve"] == CURVE
     assert [s["train/step"] for s in found["steps"]] == [1, 2, 3]
