@@ -72,13 +72,13 @@ What is off by more than its limit is in bold. Collectives that the estimate did
 
 What no rule covers, by what is known of the cause:
 
-- A position table of which a slice is used (gpt2): sharded by rows, it makes XLA shard the sequence of every
-  activation, while the estimate keeps the sequence whole behind the slice.
-- A flattened image (vgg): its sharding is that of the image's rows, and XLA goes on to shard the rows in convolutions,
-  exchanging their edges.
 - XLA computes cheap elementwise operations anew in each fusion that reads them (flops of resnet where its
   convolutions are sharded and its normalisations are not).
 - An embedding's gradient that is stored sharded (ZeRO) is computed on devices in another order, and permuted.
+- Parameters of scanned layers that are stored sharded (ZeRO, state) are gathered once and lie there twice, for the
+  loops of the forward and of the backward part (memory of gpt2).
+- Where both feature dims of a convolution are sharded, XLA gathers some images once for each use (resnet, every
+  parameter).
 """
 
 

@@ -31,7 +31,7 @@ _DTYPES = {
     "tpu": ("float32", "bfloat16"),
 }
 # Bytes of a collective, and of the traffic of an elementwise operation.
-_MESSAGES = {"cpu": (2**10, 2**14, 2**18, 2**20, 2**22), "gpu": (2**10, 2**16, 2**20, 2**24, 2**28)}
+_MESSAGES = {"cpu": (2**10, 2**16, 2**18, 2**20, 2**23), "gpu": (2**10, 2**16, 2**20, 2**24, 2**28)}
 _TRAFFIC = {"cpu": tuple(2**n for n in range(14, 25, 2)), "gpu": tuple(2**n for n in range(16, 31, 2))}
 # Width of the square product between two collectives.
 _BETWEEN = {"cpu": 192, "gpu": 2048}
