@@ -225,7 +225,6 @@ class Workflow:
             tracking.search_ended()
         plan = build_plan(found.decision, model, Origin(found.found_by, config.seed, found.evaluations, found.seconds))
         save_plan(plan, self.folder.plan)
-        optimum = found.estimate.step_seconds if found.proven_optimal else None
         self.summary.update(
             search={
                 "seconds": found.seconds,
@@ -234,13 +233,14 @@ class Workflow:
                 "predicted_step_seconds": found.estimate.step_seconds,
                 "baselines": {n: e.step_seconds if e and e.fits else None for n, e in found.baselines.items()},
                 "agent": dataclasses.asdict(found.agent) if found.agent else {},
-                "optimum_step_seconds": optimum,
-                "gap": 0.0 if found.proven_optimal else None,
+                "optimum_step_seconds": found.estimate.step_seconds if found.proven_optimal else None,
+                "lower_bound_step_seconds": found.lower_bound_step_seconds,
+                "gap": found.gap,
             }
         )
-        how = "every plan was evaluated: this is the optimum" if found.proven_optimal else f"ended: {found.ended}"
         self.terminal.note(
-            f"search: {found.evaluations} plans in {format_seconds(found.seconds)}, {found.episodes} episodes; {how}"
+            f"search: {found.evaluations} plans in {format_seconds(found.seconds)}, {found.episodes} episodes; "
+            f"found by {found.found_by}; {found.conclusion}"
         )
         return plan
 

@@ -37,6 +37,7 @@ from automap_launch.plan.pins import Pins  # noqa: E402
 from automap_launch.plan.sharding import shardable_groups, why_invalid  # noqa: E402
 from automap_launch.program.analyse import analyse  # noqa: E402
 from automap_launch.program.program import Program  # noqa: E402
+from automap_launch.search.config import PinConfig  # noqa: E402
 from automap_launch.search.space import PlanSpace  # noqa: E402
 from automap_launch.train_step import Entry  # noqa: E402
 
@@ -78,7 +79,7 @@ def measure_recipe(name: str, plans: int, seed: int) -> dict[str, Any]:
     started = time.perf_counter()
     model = CostModel(program, cluster)
     figures["model_seconds"] = round(time.perf_counter() - started, 2)
-    space = PlanSpace.pinned(program, Pins(cluster.devices))
+    space = PlanSpace(program, Pins.resolve(PinConfig(), program, cluster))
     figures["plans_of_the_space"] = space.size
     decisions = draw(space, min(plans, space.size // 2), random.Random(seed))
 
@@ -167,7 +168,7 @@ def draw(space: PlanSpace, count: int, rng: random.Random) -> list[Decision]:
         partial = space.start()
         while choices := [choice for choice in space.choices(partial) if choice.valid]:
             partial = rng.choice(choices).result
-        found[space.complete(partial, shard=False)] = None
+        found[space.complete(partial)] = None
     return list(found)
 
 

@@ -69,6 +69,15 @@ class Agent:
             return int(self.rng.choice(np.flatnonzero(observation.mask)))
         return int(np.where(observation.mask, self.q_values(observation), -np.inf).argmax())
 
+    def roll_out(self, environment: SupportsEpisodes) -> float:
+        """One episode of the best actions, without learning; returns its reward."""
+        total = 0.0
+        observation = environment.reset()
+        while observation is not None:
+            reward, observation = environment.step(self.act(observation))
+            total += reward
+        return total
+
     def run_episode(self, environment: SupportsEpisodes) -> float | None:
         """One episode of exploring and learning; returns the mean loss of its learning steps, if there were any."""
         losses = []
@@ -76,9 +85,10 @@ class Agent:
         epsilon = self.epsilon
         observation = environment.reset()
         while observation is not None:
-            action = self.act(observation, epsilon)
+            explored = self.rng.random() < epsilon
+            action = self.act(observation, epsilon=float(explored))
             reward, following = environment.step(action)
-            episode.append(Step(observation, action, reward))
+            episode.append(Step(observation, action, reward, explored))
             if len(self.replay) >= max(self.config.learning_starts, self.config.batch_size):
                 losses += [self.learn() for _ in range(self.config.updates_per_decision)]
             observation = following

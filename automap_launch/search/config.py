@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from automap_launch.units import parse_duration
 
-METHODS = ("dqn", "random", "heuristic")
+METHODS = ("portfolio", "dqn", "exact", "anneal", "random", "heuristic")
 
 
 @dataclass
@@ -46,6 +46,7 @@ class AgentConfig:
       target_interval: learning steps between two copies of the network into the target network.
       epsilon_start, epsilon_end, epsilon_episodes: share of random decisions, falling linearly over so many episodes.
         It is counted in episodes, not in seconds, so that the sequence of plans never depends on the clock.
+      exploration: bonus of the upper confidence bounds over (stages, micro-batches), in log seconds.
       round_episodes: the agent is done when so many episodes after its exploration brought nothing better.
     """
 
@@ -58,12 +59,13 @@ class AgentConfig:
     priority_exponent: float = 0.6
     importance_exponent: float = 0.4
     learning_starts: int = 64
-    updates_per_decision: int = 2
+    updates_per_decision: int = 1
     target_interval: int = 100
     epsilon_start: float = 0.2
     epsilon_end: float = 0.05
     epsilon_episodes: int = 30
-    round_episodes: int = 100
+    exploration: float = 0.12
+    round_episodes: int = 60
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon_end <= self.epsilon_start <= 1:
@@ -92,32 +94,51 @@ class AgentConfig:
 
 
 @dataclass
+class PruningConfig:
+    """What keeps the space small (Auto-MAP's task-specific pruning) and can be switched off, to show what it brings.
+
+    The others are part of what a plan is: dims that propagation ties are decided together (linkage groups), and cuts
+    are of the forward part alone, which the backward part and the update follow.
+
+    Attributes:
+      balance_window: the agent's cuts lie so many blocks around balanced positions; null: anywhere.
+    """
+
+    balance_window: int | None = 2
+
+    def __post_init__(self) -> None:
+        if self.balance_window is not None and self.balance_window < 0:
+            raise ValueError(f"search.pruning.balance_window is at least 0 or null, got {self.balance_window}")
+
+
+@dataclass
 class SearchConfig:
     """How a plan is looked for.
 
     Attributes:
-      method: `dqn`, `random`, or `heuristic` (the baselines alone).
+      method: `portfolio` (the agent, then the oracle for the rest of the box), `dqn` (the agent with upper confidence
+        bounds and hill-climbing), `exact` (the oracle), `anneal`, `random`, or `heuristic` (the baselines alone).
       budget: the search ends after this time at the latest.
       patience: it ends early when the best has not moved for this share of the budget.
       max_evaluations: it ends after this many evaluated plans; with it the result depends on `seed` alone.
-      sweep_limit: when the agent is done or out of patience and at most this many plans are left, all of them are
-        tried, which proves the best one optimal; with more left, the agent explores anew until patience ends.
+      pretrained: the agent begins with the weights that come with the package; off: with none.
       memory_fraction: the share of a device's memory that a plan may use.
       max_blocks: the forward part is cut into at most this many blocks, of which pipeline stages are made.
       allow_local_batch_stats: micro-batches may take batch statistics of their own (batch norm), which changes results
         and is named in the plan.
     """
 
-    method: str = "dqn"
+    method: str = "portfolio"
     budget: str = "2h"
     patience: float = 0.1
     max_evaluations: int | None = None
-    sweep_limit: int = 50_000
+    pretrained: bool = False
     seed: int = 0
     memory_fraction: float = 0.9
     max_blocks: int = 32
     allow_local_batch_stats: bool = False
     pin: PinConfig = field(default_factory=PinConfig)
+    pruning: PruningConfig = field(default_factory=PruningConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
 
     def __post_init__(self) -> None:
@@ -132,5 +153,3 @@ class SearchConfig:
             raise ValueError(f"search.max_evaluations is at least 1 or null, got {self.max_evaluations}")
         if self.max_blocks < 1:
             raise ValueError(f"search.max_blocks is at least 1, got {self.max_blocks}")
-        if self.sweep_limit < 0:
-            raise ValueError(f"search.sweep_limit is at least 0, got {self.sweep_limit}")

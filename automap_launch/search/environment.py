@@ -1,14 +1,14 @@
 """The search as a Markov decision process: one episode is one plan.
 
-The potential of a partial plan is the lower cost of the two whole plans it is looked at through (`features.py`), and
-the reward of a decision is the drop of the potential. The rewards of an episode therefore sum to the cost of the first
+The potential of a partial plan is the lowest cost of the whole plans it is looked at through (`features.py`), and the
+reward of a decision is the drop of the potential. The rewards of an episode therefore sum to the cost of the first
 potential less that of its plan, whatever the look-ahead says on the way (potential-based shaping: Ng, Harada, Russell,
 1999). A plan that does not fit costs a finite penalty and is no dead end; only a state with no valid decision is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from automap_launch.plan.decision import Decision
 from automap_launch.search.evaluator import Evaluator
 from automap_launch.search.features import FEATURES, ActionFeatures, Array, LookAhead, look_ahead
-from automap_launch.search.space import Choice, Partial
+from automap_launch.search.space import STYLES, Choice, Partial, PlanSpace, Style
 
 # In units of log seconds: worse than any plan of sensible cost, and finite.
 DEAD_END_REWARD = -5.0
@@ -40,23 +40,41 @@ class SupportsEpisodes(Protocol):
 
 
 class Environment:
-    """Episodes over the evaluator's space; every plan looked at on the way is evaluated and competes for the best."""
+    """Episodes over the evaluator's space; every plan looked at on the way is evaluated and competes for the best.
 
-    def __init__(self, evaluator: Evaluator) -> None:
+    Args:
+      start: what is decided before each episode begins; nothing by default. It may change from episode to episode.
+    """
+
+    def __init__(self, evaluator: Evaluator, start: Callable[[], Partial] | None = None) -> None:
         self._space = evaluator.space
         self._evaluator = evaluator
         self._memory_limit = evaluator.model.memory_limit
-        self._start = self._space.start()
-        self._start_seen = self._look([self._start])[0]
-        self._features = ActionFeatures(self._space, self._start_seen, self._memory_limit)
-        self._partial, self._seen = self._start, self._start_seen
+        self._begin = start or self._space.start
+        first = self._space.start()
+        self._starts = {first: self._look([first])[0]}
+        self._features = ActionFeatures(
+            self._space, self._starts[first], self._memory_limit, evaluator.model.cluster.devices_per_host
+        )
+        self._seen: LookAhead
+        self._partial = first
         self._choices: Sequence[Choice] = ()
         self._after: Sequence[LookAhead] = ()
 
     @property
     def decision(self) -> Decision:
         """The plan of the episode; what is not decided is left as it is."""
-        return self._space.complete(self._partial, shard=False)
+        return self._space.complete(self._partial)
+
+    @property
+    def partial(self) -> Partial:
+        """What is decided so far."""
+        return self._partial
+
+    @property
+    def choices(self) -> Sequence[Choice]:
+        """The actions of the last observation."""
+        return self._choices
 
     def reset(self) -> Observation | None:
         """Begins an episode.
@@ -64,7 +82,10 @@ class Environment:
         Raises:
           SearchEnd: the search is over.
         """
-        self._partial, self._seen = self._start, self._start_seen
+        self._partial = self._begin()
+        if self._partial not in self._starts:
+            self._starts[self._partial] = self._look([self._partial])[0]
+        self._seen = self._starts[self._partial]
         return self._observe()
 
     def step(self, action: int) -> tuple[float, Observation | None]:
@@ -99,7 +120,17 @@ class Environment:
         return Observation(features, mask)
 
     def _look(self, partials: Sequence[Partial]) -> list[LookAhead]:
-        decisions = [self._space.complete(p, shard) for p in partials for shard in (False, True)]
-        estimates = self._evaluator.estimate_many(decisions)
-        pairs = zip(estimates[::2], estimates[1::2], strict=True)
-        return [look_ahead(plain, full, self._memory_limit) for plain, full in pairs]
+        looks = [_completions(self._space, p) for p in partials]
+        estimates = iter(self._evaluator.estimate_many([decision for look in looks for _, decision in look]))
+        return [
+            look_ahead([(style, decision, next(estimates)) for style, decision in look], self._memory_limit)
+            for look in looks
+        ]
+
+
+def _completions(space: PlanSpace, partial: Partial) -> list[tuple[Style, Decision]]:
+    """Whole plans of a partial one: each style of it, on every mesh where that is not decided."""
+    open_ = [partial]
+    if partial.schedule is not None and partial.mesh is None:
+        open_ = [c.result for c in space.choices(partial) if c.valid]
+    return [(style, space.complete(p, style)) for p in open_ for style in STYLES]

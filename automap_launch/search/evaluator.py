@@ -14,10 +14,12 @@ from typing import Literal
 from automap_launch.plan.decision import Decision
 from automap_launch.search.space import CostModel, Estimate, PlanSpace
 
-EndReason = Literal["budget", "evaluations", "patience", "stopped", "exhausted", "finished"]
+EndReason = Literal["budget", "evaluations", "patience", "stopped", "exhausted", "finished", "proven"]
 
 # In units of log seconds: what a plan pays for not fitting, before what it pays for each doubling of its need.
 OVERFLOW_PENALTY = 2.0
+# Plans of larger spaces are not counted off: nobody tries them all.
+EXHAUSTIBLE = 200_000
 
 
 class SearchEnd(Exception):  # noqa: N818
@@ -62,7 +64,8 @@ class Evaluator:
       found_by: the label of improvements from now on. episode: the searcher's, for events.
       best: the fastest plan that fits and may be used, with its event. closest: the plan that needs the least memory.
       best_by: by label, the fastest plan that fits which was asked for under it.
-      covered: how many plans of the space have been evaluated.
+      covered: how many plans of the space have been evaluated; counted in spaces that can be exhausted.
+      lower_bound: seconds, proven: no plan that beats the best one takes less.
     """
 
     model: CostModel
@@ -76,11 +79,13 @@ class Evaluator:
     closest: Estimate | None = None
     best_by: dict[str, SearchEvent] = field(default_factory=dict)
     covered: int = 0
+    lower_bound: float = 0.0
     curve: list[SearchEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._cache: dict[Decision, Estimate] = {}
         self._space_size = self.space.size
+        self._exhaustible = self._space_size <= EXHAUSTIBLE
         self.started = self.clock()
         self._last_improvement = self.started
 
@@ -124,7 +129,7 @@ class Evaluator:
         Raises:
           SearchEnd: a limit was reached; what was evaluated until then counts.
         """
-        self._check_limits()
+        self.check_limits()
         new = [d for d in dict.fromkeys(decisions) if d not in self._cache]
         room = len(new) if self.limits.evaluations is None else self.limits.evaluations - self.evaluations
         self._evaluate(new[:room])
@@ -139,7 +144,7 @@ class Evaluator:
         if new:
             for decision, estimate in zip(new, self.model.estimate_many(new), strict=True):
                 self._cache[decision] = estimate
-                self.covered += decision in self.space
+                self.covered += self._exhaustible and decision in self.space
 
     def _compete(self, decision: Decision) -> None:
         estimate = self._cache[decision]
@@ -161,7 +166,12 @@ class Evaluator:
             self._last_improvement = self.clock()
             self.on_improvement(event)
 
-    def _check_limits(self) -> None:
+    def raise_lower_bound(self, seconds: float) -> None:
+        """Notes that no plan that beats the best one takes less. With infinity: there is none, the best is optimal."""
+        self.lower_bound = max(self.lower_bound, seconds)
+
+    def check_limits(self) -> None:
+        """Raises SearchEnd when a limit is reached."""
         now = self.clock()
         if self.limits.stop():
             raise SearchEnd("stopped")

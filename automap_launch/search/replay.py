@@ -16,11 +16,12 @@ MIN_PRIORITY = 1e-3
 
 @dataclass(frozen=True)
 class Step:
-    """One decision of an episode."""
+    """One decision of an episode. `explored`: it was drawn at random, not the one of highest Q."""
 
     state: Observation
     action: int
     reward: float
+    explored: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,14 +43,19 @@ class Transition:
 
 
 def transitions_of(episode: Sequence[Step], n: int, discount: float) -> list[Transition]:
-    """The n-step transitions of a whole episode, shorter ones at its end."""
+    """The n-step transitions of a whole episode, shorter ones at its end.
+
+    A transition ends before a later decision that was drawn at random, since what followed says nothing about the best
+    that could have (Watkins, 1989).
+    """
     outcomes = [0.0]
     for step in reversed(episode):
         outcomes.append(step.reward + discount * outcomes[-1])
     outcomes.reverse()
     transitions = []
     for i, step in enumerate(episode):
-        end = min(i + n, len(episode))
+        last = min(i + n, len(episode))
+        end = next((k for k in range(i + 1, last) if episode[k].explored), last)
         reward = outcomes[i] - discount ** (end - i) * outcomes[end]
         following = episode[end].state if end < len(episode) else None
         transitions.append(Transition(step.state, step.action, reward, discount ** (end - i), following, outcomes[i]))

