@@ -17,19 +17,21 @@ class OneInFlight:
     """Lets a step begin when the one before it has ended; does nothing on one device, or on other platforms.
 
     Args:
-      devices: that the step runs on. results: of the step.
+      devices: that the step runs on. results: of the step. stages: they end at different times.
     """
 
-    def __init__(self, devices: Sequence[Any], results: Sequence[Result]) -> None:
-        self._active = len(devices) > 1 and devices[0].platform == "cpu" and bool(results)
-        self._smallest = min(range(len(results)), key=lambda i: math.prod(results[i].shape), default=0)
-        self._last: Any = None
+    def __init__(self, devices: Sequence[Any], results: Sequence[Result], *, stages: bool = False) -> None:
+        self.active = len(devices) > 1 and devices[0].platform == "cpu" and bool(results)
+        smallest = min(range(len(results)), key=lambda i: math.prod(results[i].shape), default=0)
+        self._waited = range(len(results)) if stages else range(smallest, smallest + 1)
+        self._last: list[Any] = []
 
     def wait(self) -> None:
-        if self._last is not None and not self._last.is_deleted():
-            self._last.block_until_ready()
+        for array in self._last:
+            if not array.is_deleted():
+                array.block_until_ready()
 
     def started(self, results: Sequence[Any]) -> None:
         """Takes note of the results of the step just dispatched."""
-        if self._active:
-            self._last = results[self._smallest]
+        if self.active:
+            self._last = [results[i] for i in self._waited]

@@ -126,7 +126,7 @@ class PipelineExecutable:
         self._seen: dict[int, Any] = {}
         self._weak_state = [i for i in self.shardings if self.arguments[i].weak_type]
         self._precision = Precision(self.arguments, self.results)
-        self._in_flight = OneInFlight(tuple(self.joint.devices), self.results)
+        self._in_flight = OneInFlight(tuple(self.joint.devices), self.results, stages=True)
 
     def __call__(self, leaves: Leaves) -> list[Any]:
         """Runs one step; returns its flat results, still being computed. State is placed first where need be."""
@@ -147,6 +147,9 @@ class PipelineExecutable:
         for stage in self._stages.values():
             stage.end()
         if self.joint.processes > 1:
+            if self._in_flight.active:
+                # A process that waits in a collective has no threads left for what others still wait for.
+                jax.block_until_ready(made)
             for k, value in zip(self._small, self.joint.everywhere([made[k] for k in self._small]), strict=True):
                 made[k] = value
         results = typed(self.results, made)
