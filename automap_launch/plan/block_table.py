@@ -95,6 +95,8 @@ class BlockTable:
         self._starts = np.full(on_mesh.places, -1, dtype=np.int64)
         self._prices = np.zeros((1024, _WIDTH))
         self._filled = 0
+        self._row_prices_known: dict[tuple[int, tuple[int, ...], bool], list[Array]] = {}
+        self._micro_rows: dict[int, Row] = {}
         self._costs: OrderedDict[tuple[frozenset[int], str], BlockCosts] = OrderedDict()
         joined = [alpha_beta(cluster, self._mesh, DATA, kind) for kind in _JOINED]
         self._alpha, self._beta = (np.array(column) for column in zip(*joined, strict=True))
@@ -174,7 +176,12 @@ class BlockTable:
 
     def _fill(self, column: int, place: int) -> None:
         axes, storage = self._on_mesh.assignment(column, place)
-        rows = [self._price_row(row, axes, storage) for row in self._row_sets.rows[column]]
+        # Of a row it only matters whether anything is stored sharded, not what.
+        key = (column, tuple(axes), storage > 0)
+        if key not in self._row_prices_known:
+            priced = [self._price_row(row, axes, storage) for row in self._row_sets.rows[column]]
+            self._row_prices_known[key] = priced
+        rows = list(self._row_prices_known[key])
         rows += [self._price_argument(argument, axes, storage) for argument in self._row_sets.arguments[column]]
         while self._filled + len(rows) > len(self._prices):
             self._prices = np.concatenate([self._prices, np.zeros_like(self._prices)])
@@ -207,7 +214,9 @@ class BlockTable:
 
     def _case(self, row: Row, axes: Mapping[int, str], storage: int) -> tuple[Case, str]:
         """One run of a row for one micro-batch, and its phase."""
-        micro = micro_row(row, self._program.batch, self._micro_batches)
+        micro = self._micro_rows.get(id(row))
+        if micro is None:  # rows live as long as their sets do
+            micro = self._micro_rows[id(row)] = micro_row(row, self._program.batch, self._micro_batches)
         case = case_of(micro, axes, self._mesh, self._row_sets.rules, scattered=storage > 0)
         return case, _phase(row, self._program.batch)
 
