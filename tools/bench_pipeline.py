@@ -1,0 +1,374 @@
+"""Writes `docs/pipeline.md`: what a pipeline costs beyond what its schedule says it must.
+
+    python tools/bench_pipeline.py                # everything (a few minutes on a silent machine)
+    python tools/bench_pipeline.py --part ideal   # one part: ideal, dispatch, memory, compile; kept for the document
+
+Parts that were measured are kept in `outputs/pipeline/results.json`; the document is written from all that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+if __name__ == "__main__":
+    os.environ.update(
+        JAX_PLATFORMS="cpu",
+        JAX_NUM_CPU_DEVICES="8",
+        # One thread a device: else a single device takes all cores, and stages have nothing to gain.
+        XLA_FLAGS="--xla_cpu_multi_thread_eigen=false",
+    )
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+from automap_launch.plan.layout import Layout  # noqa: E402
+from automap_launch.program.batch_analysis import State  # noqa: E402
+from automap_launch.runtime.accumulation import AccumulatedStep  # noqa: E402
+from automap_launch.runtime.executable import Executable  # noqa: E402
+from automap_launch.runtime.mesh import make_mesh  # noqa: E402
+from automap_launch.runtime.pipeline import PipelineExecutable  # noqa: E402
+from automap_launch.runtime.schedules import SCHEDULES, Edge, Order, Task, simulate  # noqa: E402
+from automap_launch.split.accumulate import accumulate  # noqa: E402
+from automap_launch.split.pipeline import MICRO, PartId, Pipeline, cut  # noqa: E402
+from automap_launch.split.step import read  # noqa: E402
+from automap_launch.units import format_bytes  # noqa: E402
+from tests.runtime.captured_by_hand import Captured, capture  # noqa: E402
+from tools import pipeline_peer  # noqa: E402
+from tools.paired_blocks import measure, median_interval  # noqa: E402
+
+DOCUMENT = ROOT / "docs" / "pipeline.md"
+RESULTS = ROOT / "outputs" / "pipeline" / "results.json"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS, action="append")
+    options = parser.parse_args()
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in options.part or PARTS:
+        results[name] = PARTS[name]()
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=1))
+        print(name, json.dumps(results[name]), flush=True)
+    if results.keys() >= PARTS.keys():
+        DOCUMENT.write_text(document(results))
+    return 0
+
+
+# The step: layers of equal width, plain gradient descent.
+
+
+def captured_step(layers: int, width: int, rows: int) -> tuple[Captured, dict[str, Any], tuple[Any, Any]]:
+    """The step of `pipeline_peer.loss` with one array a layer; its state and its batch."""
+    rng = np.random.default_rng(0)
+    state = {f"w{i:02}": (rng.normal(size=(width, width)) / np.sqrt(width)).astype("f") for i in range(layers)}
+    batch = rng.normal(size=(rows, width)).astype("f"), rng.normal(size=(rows, width)).astype("f")
+
+    def step(state: dict[str, Any], batch: tuple[Any, Any]) -> Any:
+        def loss(state: dict[str, Any]) -> Any:
+            x = batch[0]
+            for name in sorted(state):
+                x = jnp.tanh(x @ state[name])
+            return ((x - batch[1]) ** 2).mean()
+
+        value, gradients = jax.value_and_grad(loss)(state)
+        return {name: state[name] - pipeline_peer.RATE * gradients[name] for name in state}, value
+
+    return capture(step, state, batch, donated=True), state, batch
+
+
+def pipeline_of(captured: Captured, stages: int, micro_batches: int, schedule: str) -> PipelineExecutable:
+    batch = {i: State("batch", 0) for i, a in enumerate(captured.arguments) if a.role == "batch"}
+    whole = read(captured.artifact, captured.arguments, captured.results, batch)
+    parts = cut(
+        whole.line,
+        whole.origin,
+        whole.analysis,
+        state=whole.state,
+        stages=stages,
+        pieces=micro_batches,
+        split_backward=schedule == "zero_bubble",
+    )
+    return PipelineExecutable(
+        parts,
+        captured.arguments,
+        captured.results,
+        _layout(captured),
+        schedule=schedule,
+        micro_batches=micro_batches,
+        devices=[[device] for device in jax.devices()[:stages]],
+    )
+
+
+def _layout(captured: Captured) -> Layout:
+    whole = tuple((None,) * len(a.shape) for a in captured.arguments)
+    return Layout({"data": 1}, whole, whole, tuple((None,) * len(r.shape) for r in captured.results))
+
+
+class Loop:
+    """Runs steps of an executable one after the other; each gets what the one before it made."""
+
+    def __init__(self, run: Callable[[list[Any]], list[Any]], leaves: list[Any]) -> None:
+        self.run = run
+        self.leaves = leaves
+
+    def __call__(self, steps: int) -> float:
+        began = time.perf_counter()
+        for _ in range(steps):
+            results = self.run(self.leaves)
+            self.leaves = [*results[:-1], *self.leaves[len(results) - 1 :]]
+        jax.block_until_ready(results)
+        return time.perf_counter() - began
+
+
+# Step time against the schedule's ideal
+
+
+def ideal() -> list[dict[str, Any]]:
+    layers, width, rows = 8, 384, 1024
+    captured, state, batch = captured_step(layers, width, rows)
+    found = []
+    for stages, micro_batches in ((2, 4), (2, 8), (4, 8)):
+        programs: dict[str, Callable[[int], float]] = {}
+        ideals = {}
+        for schedule in SCHEDULES:
+            executable = pipeline_of(captured, stages, micro_batches, schedule)
+            loop = Loop(executable, executable.place(captured.leaves))
+            loop(2)
+            ideals[schedule] = ideal_seconds(executable, loop)
+            programs[schedule] = loop
+        peer, sharding = pipeline_peer.make(jax.devices()[:stages], micro_batches)
+        weights = jax.device_put(np.stack([state[name] for name in sorted(state)]), sharding)
+        programs["peer"] = programs["peer again"] = Loop(
+            lambda leaves, peer=peer: list(peer(*leaves)), [weights, *batch]
+        )
+        _same_losses(captured, peer, weights, batch, stages)
+        programs["peer"](2)
+        seconds = measure(programs, rounds=8, steps=3)
+        for name in (*SCHEDULES, "peer again"):
+            ratio = median_interval(seconds[name] / seconds["peer"])
+            found.append(
+                {
+                    "stages": stages,
+                    "micro_batches": micro_batches,
+                    "program": name,
+                    "seconds": float(np.median(seconds[name])),
+                    **ideals.get(name, {}),
+                    "against_peer": [ratio.middle, ratio.low, ratio.high],
+                }
+            )
+    return found
+
+
+def _same_losses(captured: Captured, peer: Any, weights: Any, batch: tuple[Any, Any], stages: int) -> None:
+    """Both train the same model: their first losses are one."""
+    copy = jax.device_put(np.asarray(weights), weights.sharding)  # the peer takes its weights' memory
+    theirs = float(peer(copy, *batch)[1])
+    ours = float(pipeline_of(captured, stages, stages, "gpipe")(captured.leaves)[-1])
+    if abs(ours - theirs) > 1e-5 * abs(theirs):
+        raise RuntimeError(f"the peer trains another model: its loss is {theirs}, ours {ours}")
+
+
+def ideal_seconds(executable: PipelineExecutable, loop: Loop) -> dict[str, float]:
+    """What the schedule takes with the measured times of its tasks: with a core for each stage, and with the cores
+    that are there, which bound it by the work in all. Each task is waited for by itself, three steps long."""
+    samples: dict[tuple[str, int], list[float]] = defaultdict(list)
+    plain_run = {}
+    for number, stage in executable._stages.items():
+        plain_run[number] = stage.run
+
+        def timed(task: Task, stage: Any = stage, run: Any = stage.run) -> None:
+            began = time.perf_counter()
+            run(task)
+            jax.block_until_ready((stage._sums, stage._flows, stage._outbox, stage.values))
+            samples[task.kind, task.stage].append(time.perf_counter() - began)
+
+        stage.run = timed  # type: ignore[method-assign]
+    loop(3)
+    for number, stage in executable._stages.items():
+        stage.run = plain_run[number]  # type: ignore[method-assign]
+    medians = {key: statistics.median(values) for key, values in samples.items()}
+
+    def seconds(task: Task) -> float:
+        return medians.get((task.kind, task.stage), 0.0)
+
+    order: Order = executable.order
+    timeline = simulate(order, seconds, _edges(executable.pipeline))
+    work = sum(seconds(task) for tasks in order for task in tasks)
+    return {"schedule": timeline.step_seconds, "bubble": timeline.bubble, "work": work}
+
+
+def _edges(pipeline: Pipeline) -> list[Edge]:
+    def task(part: PartId) -> Task:
+        return Task(part.kind, part.stage, None if part.kind in MICRO else part.round)
+
+    return [Edge(task(source), task(target)) for source, target in pipeline.edges]
+
+
+# Dispatch
+
+
+def dispatch() -> dict[str, float]:
+    """Of a step with next to nothing to compute: microseconds a task, until the step is dispatched and until it is
+    done."""
+    captured, _, _ = captured_step(8, 8, 16)
+    executable = pipeline_of(captured, 4, 8, "1f1b")
+    loop = Loop(executable, executable.place(captured.leaves))
+    loop(5)
+    until_dispatched, until_done = [], []
+    for _ in range(60):
+        began = time.perf_counter()
+        results = executable(loop.leaves)
+        until_dispatched.append(time.perf_counter() - began)
+        jax.block_until_ready(results)
+        until_done.append(time.perf_counter() - began)
+        loop.leaves = [*results[:-1], *loop.leaves[len(results) - 1 :]]
+    tasks = len(executable.tasks)
+    return {
+        "tasks": tasks,
+        "dispatched_us": statistics.median(until_dispatched) / tasks * 1e6,
+        "done_us": statistics.median(until_done) / tasks * 1e6,
+    }
+
+
+# Memory
+
+
+def memory() -> list[dict[str, Any]]:
+    """Temporary memory of one device that accumulates, by XLA's own account."""
+    captured, _, _ = captured_step(16, 256, 4096)
+    batch = {i: State("batch", 0) for i, a in enumerate(captured.arguments) if a.role == "batch"}
+    whole = read(captured.artifact, captured.arguments, captured.results, batch)
+    layout, mesh = _layout(captured), make_mesh({"data": 1}, jax.devices()[:1])
+    found = []
+    for count in (1, 4, 16, 64):
+        parts = accumulate(whole.line, whole.origin, whole.analysis, count)
+        step: Any = AccumulatedStep(parts, captured.arguments, captured.results, count, mesh)
+        function = step if count > 1 else captured.artifact
+        executable = Executable(function, captured.arguments, captured.results, layout, mesh)
+        compiled = executable.lower().compile()
+        found.append({"micro_batches": count, "bytes": compiled.memory_analysis().temp_size_in_bytes})
+    return found
+
+
+# Compiling
+
+
+def compile_time() -> list[dict[str, Any]]:
+    """The first step of 16 layers on more and more stages."""
+    captured, _, _ = captured_step(16, 32, 64)
+    found = []
+    for stages in (2, 4, 8):
+        began = time.perf_counter()
+        executable = pipeline_of(captured, stages, 8, "1f1b")
+        built = time.perf_counter()
+        jax.block_until_ready(executable(executable.place(captured.leaves)))
+        once = executable.compile_once
+        found.append(
+            {
+                "stages": stages,
+                "cut_seconds": built - began,
+                "first_step_seconds": time.perf_counter() - built,
+                "compilations": once.compilations,
+                "loaded": once.loaded,
+            }
+        )
+    return found
+
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "ideal": ideal,
+    "dispatch": dispatch,
+    "memory": memory,
+    "compile": compile_time,
+}
+
+
+# The document
+
+HEADER = """\
+# What a pipeline costs
+
+Written by `python tools/bench_pipeline.py` on a machine with {cores} cores, on which the stages are virtual CPU
+devices. Each device computes with one thread: a device that takes all cores leaves nothing for a second stage to
+gain. Two stages have a core each here. More stages share the cores, so that no step can take less than all its work
+divided by the cores: "least" below is the larger of that and of what the schedule takes with a core for each stage.
+
+## Step time against the schedule
+
+Eight layers of 384 x 384 and 1,024 rows, plain gradient descent. *Schedule* is the step simulated
+(`runtime/schedules.py`) with the times that its tasks take by themselves, with a core for each stage; *bubble* its
+share of idle time. *Against the peer* is the step time divided by that of a GPipe written by hand with `shard_map`
+for this one model (`tools/pipeline_peer.py`, one program for all stages), by paired blocks in random order, with its
+95 % interval; *peer again* is the peer against itself, the noise.
+
+| stages | micro-batches | program | step | schedule | bubble | least | step / least | against the peer |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def document(results: dict[str, Any]) -> str:
+    """The document from the results of all parts."""
+    cores = os.cpu_count() or 1
+    lines = [HEADER.format(cores=cores).rstrip("\n")]
+    for row in results["ideal"]:
+        middle, low, high = row["against_peer"]
+        cells = [row["stages"], row["micro_batches"], row["program"], f"{row['seconds'] * 1e3:.1f} ms"]
+        if "schedule" in row:
+            least = max(row["schedule"], row["work"] / min(cores, row["stages"]))
+            cells += [f"{row['schedule'] * 1e3:.1f} ms", f"{row['bubble']:.0%}", f"{least * 1e3:.1f} ms"]
+            cells += [f"{row['seconds'] / least:.2f}"]
+        else:
+            cells += ["", "", "", ""]
+        lines.append(f"| {' | '.join(map(str, cells))} | {middle:.2f} ({low:.2f} to {high:.2f}) |")
+    once = results["dispatch"]
+    lines += [
+        "\n## Dispatch\n",
+        f"Four stages, eight micro-batches, next to nothing to compute: {once['tasks']} tasks a step. "
+        f"{once['dispatched_us']:.0f} µs a task until the step is dispatched, "
+        f"{once['done_us']:.0f} µs until it is done.",
+        "\n## Memory of gradient accumulation\n",
+        "Temporary memory of one device, 16 layers of 256 x 256, 4,096 rows, by XLA's memory analysis.\n",
+        "| micro-batches | temporary memory |",
+        "|---|---|",
+        *(f"| {row['micro_batches']} | {format_bytes(row['bytes'])} |" for row in results["memory"]),
+        "\n## Compiling\n",
+        "The first step of 16 equal layers. Parts of several stages that are the same program are compiled once and",
+        "loaded for the devices of the others (`runtime/compile_once.py`); each is traced and lowered for its stage,",
+        "which is how they are found to be the same. Without this every function would be compiled.\n",
+        "| stages | functions | compiled | loaded | cutting the step | first step |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in results["compile"]:
+        lines.append(
+            f"| {row['stages']} | {row['compilations'] + row['loaded']} | {row['compilations']} | {row['loaded']} | "
+            f"{row['cut_seconds']:.1f} s | {row['first_step_seconds']:.1f} s |"
+        )
+    lines += [
+        "\n## Limits\n",
+        "- `lax.cond` and `lax.switch` in a step that is split: all branches are computed and one result is chosen,",
+        "  because branches may lie on different stages. The result is exact; the cost is that of all branches. A",
+        "  branch that must not run where it is not chosen (a loop of unknown length, a call for its effect) is",
+        "  refused.",
+        "- Stacked layers (`lax.scan` over layers) lie in equal chunks, each on the first stage that reads it, in as",
+        "  many as the stages allow: a JAX array has equal shards. Six layers on four stages lie on three of them,",
+        "  two each. A prime number of layers on fewer stages cannot be cut and stays whole on the first stage, which",
+        "  sends the others their layers once a step.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
