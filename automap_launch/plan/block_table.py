@@ -235,7 +235,7 @@ class BlockTable:
             columns[_COUNTS.start + _JOINED_KINDS.index(kind)] += 1
             return
         alpha, beta = alpha_beta(self._cluster, self._mesh, collective.axis, kind)
-        columns[_COLLECTIVES.start + PHASES.index(phase)] += alpha + beta * collective.size
+        columns[_COLLECTIVES.start + PHASES.index(phase)] += alpha * collective.wait + beta * collective.size
 
     def _gathers(self, argument: StepArgument, axes: Mapping[int, str], storage: int) -> tuple[Collective, ...]:
         """The gathering of parameters that are stored, or were updated, sharded over the data axis."""

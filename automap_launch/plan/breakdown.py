@@ -24,7 +24,8 @@ _PART: dict[str, Part] = {
 class CollectiveUse:
     """All collectives of one kind over one axis in a step.
 
-    `count`: before the compiler joins any. `bytes`: as `cluster/collectives.py` defines the size of each kind.
+    `count`: gradients before the compiler joins them, others that can run as one as one. `bytes`: as
+    `cluster/collectives.py` defines the size of each kind.
     """
 
     kind: Kind
@@ -65,14 +66,14 @@ def of_stage(
         for phase, collective in member.collectives:
             key = (collective.kind, collective.axis)
             runs = often * _rounds(phase, costs)
-            counts[key] += runs
+            counts[key] += runs * (1.0 if is_joined(collective) else collective.wait)
             sizes[key] += runs * collective.size
             if is_joined(collective):
                 joined[key][0] += runs
                 joined[key][1] += runs * collective.size
             else:
                 alpha, beta = alpha_beta(cluster, mesh, collective.axis, collective.kind)
-                seconds[key] += runs * (alpha + beta * collective.size)
+                seconds[key] += runs * (alpha * collective.wait + beta * collective.size)
     for key, (count, size) in joined.items():
         alpha, beta = alpha_beta(cluster, mesh, key[1], key[0])
         buckets = min(round(count), max(1, np.ceil(size / costs.joined.bucket)))

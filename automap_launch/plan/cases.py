@@ -31,13 +31,15 @@ AXES = (DATA, MODEL, BOTH)
 class Collective:
     """One collective. `size` in bytes as `cluster/collectives.py` defines it for each kind.
 
-    `combinable`: nothing waits for it at once, so the compiler joins it with others of its kind.
+    `combinable`: nothing waits for it at once, so the compiler joins it with others of its kind. `wait`: its share of
+    one wait for the other devices, where it runs together with others.
     """
 
     kind: Kind
     axis: str
     size: float
     combinable: bool = False
+    wait: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def _reductions(state: _Sharded, pending: list[str], scattered: bool) -> list[Co
                 continue
             to_shards = (not kept_whole) or (scattered and row.gradient and axis == DATA)
             kind: Kind = "reduce_scatter" if to_shards and state.rules.reduce_scatter else "all_reduce"
-            found.append(Collective(kind, axis, size, combinable=row.gradient and DATA in axes))
+            found.append(Collective(kind, axis, size, combinable=row.gradient and DATA in axes, wait=row.wait))
     return found
 
 

@@ -138,7 +138,7 @@ class CostModel:
             if counts[lane]:
                 lanes.setdefault((kind, axis), []).append(lane)
         uses = [
-            CollectiveUse(kind, axis, int(counts[own].sum()), int(sizes[own].sum()), float(seconds[own].sum()))
+            CollectiveUse(kind, axis, round(counts[own].sum()), int(sizes[own].sum()), float(seconds[own].sum()))
             for (kind, axis), own in lanes.items()
         ]
         compute = dict(zip(PARTS, totals[0, SECONDS].tolist(), strict=True))

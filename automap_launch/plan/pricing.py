@@ -124,7 +124,7 @@ def _add(columns: Array, found: Iterable[Collective], count: int) -> None:
     for collective in found:
         lane = _LANE[collective.kind, collective.axis, collective.combinable]
         columns[SIZES.start + lane] += count * collective.size
-        columns[COUNTS.start + lane] += count
+        columns[COUNTS.start + lane] += count * (1.0 if collective.combinable else collective.wait)
 
 
 def _apart(row: Row) -> list[Row]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
+from automap_launch.plan.joining import waits_of
 from automap_launch.plan.sharding import Groups
 from automap_launch.plan.traffic import Traffic
 from automap_launch.program.batch_analysis import Shares
@@ -45,6 +46,7 @@ class Row:
       gradient: its partial sums are gradients: no other part of the step waits for them but the update.
       once: it needs no batch, or is part of the update: it runs once a step however many micro-batches there are.
       blocks: of `count`, how much is in which block.
+      wait: share of one wait for the other devices that its reductions have (`joining.py`).
     """
 
     name: str
@@ -59,6 +61,7 @@ class Row:
     again: frozenset[int] = frozenset()
     once: bool = False
     blocks: Shares = ((0, 1.0),)
+    wait: float = 1.0
 
     @property
     def groups(self) -> frozenset[int]:
@@ -79,6 +82,7 @@ def rows_of(program: Program, traffic: Traffic) -> list[Row]:
     multiplied: set[int] = set()
     counts: Counter[Row] = Counter()
     blocks: dict[Row, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    waits = waits_of(program)
     for i, op in enumerate(program.ops):
         if op.name in _IDLE:
             continue
@@ -95,6 +99,7 @@ def rows_of(program: Program, traffic: Traffic) -> list[Row]:
             multiplied.update(op.operands)
         once = op.part in ("constant", "update")
         row = Row(op.name, part, op.flops, operands, results, op.contracted, whole, gradient, again=again, once=once)
+        row = replace(row, wait=waits[i])
         counts[row] += op.times
         for block, share in program.homes.ops[i] if program.homes.ops else ((0, 1.0),):
             blocks[row][block] += share * op.times
