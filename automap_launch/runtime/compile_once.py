@@ -48,8 +48,8 @@ class CompileOnce:
         if known is not None:
             try:
                 compiled = for_other_devices(known.compiled, known.devices, devices)
-            except jax.errors.JaxRuntimeError:
-                known = None  # a platform whose executables cannot be written out
+            except (jax.errors.JaxRuntimeError, ValueError, NotImplementedError):
+                pass  # a platform whose executables cannot be written out: compiled again
             else:
                 self.loaded += 1
                 return compiled

@@ -154,7 +154,7 @@ def for_other_devices(compiled: Any, old: Sequence[Any], new: Sequence[Any]) -> 
     assignment can be given anew, which it has no public way for.
 
     Raises:
-      jax.errors.JaxRuntimeError: the platform cannot write or read executables.
+      jax.errors.JaxRuntimeError, ValueError, NotImplementedError: the platform cannot write or read executables.
     """
     written, in_tree, out_tree = serialize_executable.serialize(compiled)
     options = compiler.get_compile_options(
