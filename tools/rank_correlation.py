@@ -5,7 +5,7 @@
     python tools/rank_correlation.py                      # writes the document from what was measured
 
 The plans are chosen by rule before anything is measured: every factorisation data x model of eight devices, with every
-storage level where there is a data axis, and with each of four sets of groups on the model axis. They are measured
+storage level where there is a data axis, and with each of five sets of groups on the model axis. They are measured
 in paired blocks, in a new random order every round, the first plan twice: what it differs from itself is the noise.
 Only its ratio to the first plan in the same round counts. What was measured and compiled is kept in
 `outputs/rank_correlation/`, so that measuring can be cut into slices for times when the machine is quiet.
@@ -72,7 +72,7 @@ number of devices, each with all eight devices busy, because they share this mac
 
 Plans are chosen by rule before measuring: every factorisation data x model of 8 devices, every storage level where
 there is a data axis, and on the model axis *inner* dims (no two in one weight), the *stream* between layers, *every*
-parameter's dims, or the *largest* group but the stream. Each is measured in blocks of 3 steps in random order. Two
+parameter's dims, or the *largest* or *smallest* group but the stream. Each is measured in blocks of 3 steps in random order. Two
 plans whose measured times differ by less than a plan may differ from itself (the farther end of the 95 % interval of
 the median ratio between two runs of one plan) are tied.
 """
@@ -121,12 +121,13 @@ def group_sets(program: Program, model: int, stream: int | None) -> dict[str, fr
     if model == 1:
         return {"": frozenset()}
     usable = [g.id for g in program.groups if g.kind == "parameter" and g.divisor % model == 0]
-    largest = [g for g in usable if g != stream][:1]
+    others = [g for g in usable if g != stream]
     sets = {
         ", inner": inner_groups(program, model),
         ", stream": frozenset({stream} if stream in usable else ()),
         ", every": frozenset(usable),
-        ", largest": frozenset(largest),
+        ", largest": frozenset(others[:1]),
+        ", smallest": frozenset(others[-1:]),
     }
     return {name: groups for name, groups in sets.items() if groups}
 
