@@ -73,8 +73,8 @@ number of devices, each with all eight devices busy, because they share this mac
 Plans are chosen by rule before measuring: every factorisation data x model of 8 devices, every storage level where
 there is a data axis, and on the model axis *inner* dims (no two in one weight), the *stream* between layers, *every*
 parameter's dims, or the *largest* or *smallest* group but the stream. Each is measured in blocks of 3 steps in random
-order. Two plans whose measured times differ by less than a plan may differ from itself (the farther end of the 95 % interval of
-the median ratio between two runs of one plan) are tied.
+order. Two plans whose measured times differ by less than a plan may differ from itself (the farther end of the 95 %
+interval of the median ratio between two runs of one plan) are tied.
 """
 
 
