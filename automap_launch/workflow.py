@@ -110,7 +110,7 @@ class Workflow:
             if mode == "plan":
                 return
             self._check_machine(entry, cluster)
-        self._train(entry, cluster, Execution.of(plan))
+        self._train(entry, cluster, Execution.of(plan, self.config.search.max_blocks))
 
     # Phases
 

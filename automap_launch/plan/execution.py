@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from automap_launch.plan.plan import Plan
+from automap_launch.program.blocks import MAX_BLOCKS
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Execution:
     Attributes:
       stages, micro_batches, schedule: as in `Plan`. local_statistics: `allow_local_batch_stats`.
       blocks: for each stage, its first and its last block of `Program.blocks`; empty: cut where it is best.
+      max_blocks: `search.max_blocks` with which the blocks were made.
       devices: for each stage, indices into the devices of the launch; empty: consecutive ones.
 
     Raises:
@@ -28,6 +30,7 @@ class Execution:
     local_statistics: bool = False
     blocks: tuple[tuple[int, int], ...] = ()
     devices: tuple[tuple[int, ...], ...] = ()
+    max_blocks: int = MAX_BLOCKS
 
     def __post_init__(self) -> None:
         if self.stages < 1 or self.micro_batches < 1:
@@ -37,7 +40,7 @@ class Execution:
                 raise ValueError(f"{name} are of {len(given)} stages, expected {self.stages}")
 
     @classmethod
-    def of(cls, plan: Plan) -> Execution:
+    def of(cls, plan: Plan, max_blocks: int = MAX_BLOCKS) -> Execution:
         return cls(
             stages=len(plan.stages),
             micro_batches=plan.micro_batches,
@@ -45,6 +48,7 @@ class Execution:
             local_statistics=plan.allow_local_batch_stats,
             blocks=tuple(stage.blocks for stage in plan.stages) if len(plan.stages) > 1 else (),
             devices=tuple(stage.devices for stage in plan.stages),
+            max_blocks=max_blocks,
         )
 
     @classmethod

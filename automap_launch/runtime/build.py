@@ -12,7 +12,6 @@ from automap_launch.plan.execution import Execution
 from automap_launch.plan.layout import Layout
 from automap_launch.plan.sharding import DATA
 from automap_launch.program.analyse import analyse
-from automap_launch.program.blocks import MAX_BLOCKS
 from automap_launch.program.flatten import flatten
 from automap_launch.program.mlir import read_module
 from automap_launch.program.program import Program
@@ -70,9 +69,7 @@ def build_executable(
             "the step calls back into Python (jax.debug.print, io_callback): it runs in one stage and one micro-batch",
             hint="remove the callback, or pin search.pin.stages=1 search.pin.micro_batches=1",
         )
-    # The plan counts in its own blocks, whatever `search.max_blocks` made of the step.
-    most = execution.blocks[-1][1] + 1 if execution.blocks else MAX_BLOCKS
-    program = analyse(step, platform, execution.local_statistics, most)
+    program = analyse(step, platform, execution.local_statistics, execution.max_blocks)
     batch = program.batch_analysis.arguments if program.batch_analysis else {}
     whole = read(
         step.modules[platform],
