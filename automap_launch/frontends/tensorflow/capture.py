@@ -32,6 +32,7 @@ def watch(
     detector = StepDetector(found, refuse, step_name)
     tf_internals.hide_accelerators()
     tf_internals.hook_strategies(detector.on_strategy)
+    tf_internals.hook_dataset_functions(detector.on_data_set)
     files.install()
     calls.install(detector.on_call)
     keras_fit.install(detector.on_eager_fit, detector.on_strategy)

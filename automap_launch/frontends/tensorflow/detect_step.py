@@ -18,7 +18,7 @@ import tensorflow as tf
 from automap_launch.errors import CaptureError
 from automap_launch.frontends.source_lines import current_line, is_users
 from automap_launch.frontends.tensorflow import calls, refusals, tf_internals
-from automap_launch.frontends.tensorflow.calls import Call
+from automap_launch.frontends.tensorflow.calls import Call, XlaCall
 from automap_launch.frontends.tensorflow.lowering import LoweredGraph, lower_graph
 from automap_launch.train_step import StepIdentity
 
@@ -84,6 +84,7 @@ class StepDetector:
         self.refuse = refuse
         self.step_name = step_name
         self.functions: dict[int, SeenFunction] = {}
+        self._in_data_sets: dict[int, Any] = {}
 
     @property
     def trained(self) -> bool:
@@ -97,6 +98,11 @@ class StepDetector:
     def on_eager_fit(self) -> None:
         """Keras is to train without compiling anything."""
         self.refuse(refusals.run_eagerly(current_line(), "the model was compiled with run_eagerly=True"))
+
+    def on_data_set(self, tensor: Any) -> None:
+        """A data set's function captures `tensor`."""
+        if tensor.dtype == tf.resource:
+            self._in_data_sets[id(tensor)] = tensor
 
     def on_call(self, call: Call) -> Any:
         """The handler of the hook."""
@@ -137,6 +143,7 @@ class StepDetector:
     def _record(self, seen: SeenFunction, call: Call) -> Any:
         try:
             traced = calls.for_xla(call)
+            self._check_data_sets(call, traced)
             key = (id(traced.concrete), tuple(tuple(t.shape) for t in traced.flat))
             if key not in seen.lowered:
                 seen.lowered[key] = lower_graph(call.function, traced.concrete, traced.flat, traced.captured)
@@ -145,6 +152,13 @@ class StepDetector:
         seen.calls_of[key] = seen.calls_of.get(key, 0) + 1
         self._decide_if_certain()
         return tf_internals.pack_results(traced.concrete, stand_ins(seen.lowered[key], traced.concrete))
+
+    def _check_data_sets(self, call: Call, traced: XlaCall) -> None:
+        """Data sets run in native code, which reads a variable where TensorFlow has it: not what a step made of it."""
+        called_with = len(traced.flat)
+        for index in tf_internals.written_inputs(traced.concrete):
+            if index >= called_with and id(traced.captured[index - called_with]) in self._in_data_sets:
+                raise refusals.read_by_data_set(call.function)
 
     def _is_named(self, seen: SeenFunction) -> bool:
         name = seen.identity.name

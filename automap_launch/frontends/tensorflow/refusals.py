@@ -168,6 +168,15 @@ def run_eagerly(source: SourceLine | None, what: str) -> CaptureError:
     )
 
 
+def read_by_data_set(function: Any) -> CaptureError:
+    return _at(
+        _source(function),
+        f"{_name(function)} updates a variable that a function of a data set reads (Dataset.map, Dataset.filter): the "
+        "data set runs beside the training, and would read an old value",
+        "use the variable in the step instead, on the batch",
+    )
+
+
 def two_batches(function: Any) -> CaptureError:
     return _at(
         _source(function),

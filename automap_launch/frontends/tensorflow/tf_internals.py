@@ -35,6 +35,7 @@ def _check_version(name: str, version: str, tested: tuple[tuple[int, ...], tuple
 
 _check_version("tensorflow", tf.__version__, TESTED)
 
+from tensorflow.python.data.ops import structured_function  # noqa: E402
 from tensorflow.python.data.ops.iterator_ops import IteratorBase  # noqa: E402
 from tensorflow.python.distribute import distribute_lib  # noqa: E402
 from tensorflow.python.eager import context, record  # noqa: E402
@@ -290,6 +291,20 @@ def hook_file_operations(wrap: Callable[[str, Callable[..., Any]], Callable[...,
 def raw_handle(variable: Any) -> Any:
     """A variable's handle, passing by the hooks."""
     return variable.__dict__["_handle"]
+
+
+def hook_dataset_functions(on_captured: Callable[[Any], None]) -> None:
+    """Calls `on_captured(tensor)` for each tensor that a function of a data set (`map`, `filter`) captures."""
+    real = structured_function.StructuredFunctionWrapper.__init__
+
+    @functools.wraps(real)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        real(self, *args, **kwargs)
+        # A loop over a data set inside a function makes such functions as well, which are part of that function.
+        for tensor in self.function.captured_inputs if executing_eagerly() else ():
+            on_captured(tensor)
+
+    structured_function.StructuredFunctionWrapper.__init__ = init
 
 
 def hook_strategies(on_strategy: Callable[[], None]) -> None:

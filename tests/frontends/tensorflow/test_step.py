@@ -28,6 +28,7 @@ REFUSED = {
     "adversarial": ("several steps: `one`", "frontend.step=NAME", "def one"),
     "eager": ("called no tf.function", "@tf.function", None),
     "eager_functions": ("run_functions_eagerly", "take it out", None),
+    "data_set": ("a function of a data set reads", "in the step instead", "def one"),
     "strategy": ("tf.distribute strategy", "for one device", "MirroredStrategy()"),
     "eager_fit": ("run_eagerly=True", "take it out", "model.fit(batch"),
     "by_hand": ("takes no gradients", "frontend.step=by_hand", "def by_hand"),

@@ -109,6 +109,9 @@ for _ in range(6):
         case "eager_functions":
             tf.config.run_functions_eagerly(True)
             one(batch)
+        case "data_set":
+            for x in dataset.map(lambda x: x + tf.reduce_sum(weights)):
+                one(x)
         case "strategy":
             tf.distribute.MirroredStrategy()
         case "eager_fit":
