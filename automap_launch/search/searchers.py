@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -12,7 +12,7 @@ import torch
 
 from automap_launch.plan.decision import Decision
 from automap_launch.search.evaluator import Evaluator
-from automap_launch.search.space import STYLES, Partial, PlanSpace
+from automap_launch.search.space import STYLES, Head, Partial, PlanSpace
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,16 @@ def random_plan(space: PlanSpace, rng: np.random.Generator) -> Decision:
 
 def single_stage_plans(space: PlanSpace) -> list[Decision]:
     """The simple plans of one stage."""
-    return [d for d in simple_plans(space) if d.stages == 1]
+    return _simple(space, [head for head in space.heads if head.stages == 1])
 
 
 def simple_plans(space: PlanSpace) -> list[Decision]:
     """Of every head each simple plan, with balanced cuts."""
-    partials = [space.settled(Partial(h.stages, h.micro_batches, h.schedule, h.mesh)) for h in space.heads]
+    return _simple(space, space.heads)
+
+
+def _simple(space: PlanSpace, heads: Sequence[Head]) -> list[Decision]:
+    partials = [space.settled(Partial(h.stages, h.micro_batches, h.schedule, h.mesh)) for h in heads]
     return list(dict.fromkeys(space.complete(p, style) for p in partials for style in STYLES))
 
 
