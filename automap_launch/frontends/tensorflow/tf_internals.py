@@ -10,6 +10,7 @@ Importing this module imports TensorFlow: only what runs after the script has im
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -349,10 +350,10 @@ def hook_keras_trainer(make_function: Callable[[Any, Any, Callable[[Any], Any]],
     """Has `make_function(trainer, step_function, real)` make what Keras calls for each batch of training and
     evaluation. Called when Keras's trainer for TensorFlow has been imported.
     """
-    import keras
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
-    _check_version("keras", keras.__version__, KERAS_TESTED)
+    # Keras itself is in the middle of being imported.
+    _check_version("keras", importlib.metadata.version("keras"), KERAS_TESTED)
     real = TensorFlowTrainer._make_function
 
     @functools.wraps(real)
