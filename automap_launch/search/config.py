@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from automap_launch.units import parse_duration
 
+TRIALS = ("auto", "off")
 METHODS = ("portfolio", "dqn", "exact", "anneal", "random", "heuristic")
 
 
@@ -124,6 +125,10 @@ class SearchConfig:
       pretrained: the agent begins with the weights that come with the package; off: with none.
       memory_fraction: the share of a device's memory that a plan may use.
       max_blocks: the forward part is cut into at most this many blocks, of which pipeline stages are made.
+      trial: `auto`: before training, the best plans and pure data parallelism run a few steps on the devices, and the
+        fastest trains; `off`: the predictions decide.
+      model_error: share by which predictions may be wrong: without a trial, a plan that is not predicted to gain more
+        than this over pure data parallelism is not taken.
       allow_local_batch_stats: micro-batches may take batch statistics of their own (batch norm), which changes results
         and is named in the plan.
     """
@@ -136,6 +141,8 @@ class SearchConfig:
     seed: int = 0
     memory_fraction: float = 0.9
     max_blocks: int = 32
+    trial: str = "auto"
+    model_error: float = 0.1
     allow_local_batch_stats: bool = False
     pin: PinConfig = field(default_factory=PinConfig)
     pruning: PruningConfig = field(default_factory=PruningConfig)
@@ -151,5 +158,9 @@ class SearchConfig:
             raise ValueError(f"search.memory_fraction is above 0 and at most 1, got {self.memory_fraction}")
         if self.max_evaluations is not None and self.max_evaluations < 1:
             raise ValueError(f"search.max_evaluations is at least 1 or null, got {self.max_evaluations}")
+        if self.trial not in TRIALS:
+            raise ValueError(f"search.trial is one of {', '.join(TRIALS)}, got {self.trial!r}")
+        if self.model_error < 0:
+            raise ValueError(f"search.model_error is a share of at least 0, got {self.model_error}")
         if self.max_blocks < 1:
             raise ValueError(f"search.max_blocks is at least 1, got {self.max_blocks}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from automap_launch.plan.decision import Decision
@@ -12,7 +11,7 @@ from automap_launch.search.environment import Environment
 from automap_launch.search.evaluator import Evaluator, log_cost
 from automap_launch.search.local_search import climb
 from automap_launch.search.searchers import OnEpisode, event_of, one_thread
-from automap_launch.search.space import CostModel, Partial, PlanSpace
+from automap_launch.search.space import Partial
 
 # So many episodes in a row without a plan that was not known end the search.
 _STALE_EPISODES = 30
@@ -26,8 +25,6 @@ class DQNSearcher:
     Args:
       explore: by upper confidence bounds over (stages, micro-batches); without, the agent decides these as well.
       hill_climbing: on the best of each arm and on every new best plan.
-      practice: models around the one at hand on which the agent learns before it is let loose on this one, in turn.
-      practice_episodes: how many.
     """
 
     name: ClassVar[str] = "dqn"
@@ -38,14 +35,10 @@ class DQNSearcher:
         *,
         explore: bool = True,
         hill_climbing: bool = True,
-        practice: Sequence[CostModel] = (),
-        practice_episodes: int = 0,
     ) -> None:
         self.agent = agent
         self._explore = explore
         self._climb = hill_climbing
-        self._practice = practice
-        self._practice_episodes = practice_episodes
         self._bandit: Bandit
         self._start: Partial
         self._climbed: set[Decision] = set()
@@ -56,7 +49,6 @@ class DQNSearcher:
             self._start = evaluator.space.start()
             environment = Environment(evaluator, lambda: self._start)
             self._rollouts(environment, evaluator, on_episode)
-            self._rehearse(evaluator)
             self._episodes(environment, evaluator, on_episode)
 
     def _rollouts(self, environment: Environment, evaluator: Evaluator, on_episode: OnEpisode) -> None:
@@ -72,16 +64,6 @@ class DQNSearcher:
         self.agent.roll_out(environment)
         self._finished(environment.decision, evaluator)
         on_episode(event_of(evaluator, 0.0, None))
-
-    def _rehearse(self, evaluator: Evaluator) -> None:
-        """Learning on models around the one at hand: fine-tuning. Its plans do not count."""
-        spaces = [PlanSpace(m.program, evaluator.space.pins, evaluator.space.pruning) for m in self._practice]
-        environments = [
-            Environment(Evaluator(model, space)) for model, space in zip(self._practice, spaces, strict=True)
-        ]
-        for episode in range(self._practice_episodes if environments else 0):
-            evaluator.check_limits()
-            self.agent.run_episode(environments[episode % len(environments)])
 
     def _episodes(self, environment: Environment, evaluator: Evaluator, on_episode: OnEpisode) -> None:
         config = self.agent.config

@@ -166,6 +166,18 @@ class Evaluator:
             self._last_improvement = self.clock()
             self.on_improvement(event)
 
+    def runner_up(self) -> Decision | None:
+        """The fastest plan that fits on another mesh, or with other stages, than the best one; None: there is none."""
+        if self.best is None:
+            return None
+        shape = _shape(self.best.decision)
+        others = [
+            (estimate.step_seconds, index, decision)
+            for index, (decision, estimate) in enumerate(self._cache.items())
+            if estimate.fits and _shape(decision) != shape and decision in self.space
+        ]
+        return min(others)[2] if others else None
+
     def raise_lower_bound(self, seconds: float) -> None:
         """Notes that no plan that beats the best one takes less. With infinity: there is none, the best is optimal."""
         self.lower_bound = max(self.lower_bound, seconds)
@@ -194,3 +206,7 @@ def log_cost(estimate: Estimate, memory_limit: float) -> float:
     if estimate.fits:
         return cost
     return cost + OVERFLOW_PENALTY + max(0.0, math.log(estimate.memory.total / memory_limit))
+
+
+def _shape(decision: Decision) -> tuple[int, int, int]:
+    return decision.stages, decision.data, decision.model

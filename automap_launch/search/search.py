@@ -56,6 +56,7 @@ class SearchResult:
     Attributes:
       found_by: a baseline's name, `simple` (the simple plans of one stage), the searcher's name, `hill_climbing`, or
         `oracle`.
+      runner_up: see `Evaluator.runner_up`.
       evaluations: different plans evaluated. episodes: of the searcher.
       baselines: their estimates by name, also of those that do not fit or that a pin rules out; None: there is none.
       agent: None when the search ended before the agent found a plan that fits, or had none.
@@ -69,6 +70,7 @@ class SearchResult:
     decision: Decision
     estimate: Estimate
     found_by: str
+    runner_up: Decision | None
     seconds: float
     evaluations: int
     episodes: int
@@ -153,6 +155,7 @@ def search(
         decision=best.decision,
         estimate=best.estimate,
         found_by=best.found_by,
+        runner_up=evaluator.runner_up(),
         seconds=evaluator.seconds,
         evaluations=evaluator.evaluations,
         episodes=evaluator.episode,

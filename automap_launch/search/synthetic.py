@@ -3,7 +3,7 @@
 A model is a row of blocks, each of a few products. A product has an *inner* group (heads, feed-forward, channels: its
 weight is cut there without cutting the stream) and stands on the *stream* group between blocks, or on one of its own.
 Work, parameter bytes and activation bytes of each are drawn from random distributions (Auto-MAP, section on
-pre-training); `Distribution` holds their ranges, and `around` those of one model at hand.
+pre-training); `Distribution` holds their ranges.
 """
 
 from __future__ import annotations
@@ -329,24 +329,6 @@ def draw(rng: np.random.Generator, distribution: Distribution) -> SyntheticModel
     memory = state / cluster.devices * _decades(rng, d.memory) + 2 * activation_bytes / batch
     cluster = replace(cluster, device=replace(cluster.device, memory_bytes=int(memory)))
     return _model(products, boundaries, sizes, batch, cluster)
-
-
-def perturbed(model: SyntheticModel, rng: np.random.Generator, spread: float) -> SyntheticModel:
-    """The same model with every cost multiplied by a random factor around 1."""
-
-    def shaken(values: Array) -> Array:
-        found: Array = values * rng.lognormal(0.0, spread, values.shape)
-        return found
-
-    products = replace(
-        model.products,
-        seconds=shaken(model.products.seconds),
-        weights=shaken(model.products.weights),
-        activations=shaken(model.products.activations),
-    )
-    batch = model.program.groups[0].sizes[0]
-    sizes = [g.sizes[0] for g in model.program.groups[1:]]
-    return _model(products, shaken(model.boundaries), sizes, batch, model.cluster)
 
 
 def _model(products: Products, boundaries: Array, sizes: Sequence[int], batch: int, cluster: Cluster) -> SyntheticModel:
