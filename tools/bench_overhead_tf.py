@@ -48,7 +48,7 @@ RATIO_LIMIT = 1.05
 
 
 class StepReached(BaseException):
-    """The script called its train step."""
+    """The script called its train step. Its traceback keeps alive what the script holds: the model."""
 
     def __init__(self, call: calls.Call) -> None:
         super().__init__()
@@ -124,8 +124,8 @@ def builder(step: TrainStep) -> Callable[[Any, LoweredStep], Executable]:
     return build
 
 
-def first_call(step: TrainStep, entry: Entry) -> calls.Call:
-    """Runs the script up to the first call of its step; the call."""
+def first_call(step: TrainStep, entry: Entry) -> StepReached:
+    """Runs the script up to the first call of its step."""
 
     def handler(call: calls.Call) -> Any:
         if call.identity == step.identity:
@@ -138,7 +138,7 @@ def first_call(step: TrainStep, entry: Entry) -> calls.Call:
         with contextlib.redirect_stdout(sys.stderr):
             run_script(entry)
     except StepReached as reached:
-        return reached.call
+        return reached
     finally:
         tf_internals.Function.__call__ = before
     raise RuntimeError(f"{entry.script} ended without a call of {step.identity.name}")
@@ -148,8 +148,9 @@ def set_hooks(hooks: tuple[Any, Any]) -> None:
     tf_internals.Function.__call__, tf_internals.ConcreteFunction._call_flat = hooks
 
 
-def repeated(call: calls.Call, hooks: tuple[Any, Any]) -> Callable[[int], float]:
+def repeated(reached: StepReached, hooks: tuple[Any, Any]) -> Callable[[int], float]:
     """Steps with the same batch; the last one's loss is waited for."""
+    call = reached.call
 
     def run(steps: int) -> float:
         set_hooks(hooks)
@@ -158,6 +159,7 @@ def repeated(call: calls.Call, hooks: tuple[Any, Any]) -> Callable[[int], float]
             result = call.function(*call.args, **call.kwargs)
         for value in tf.nest.flatten(result):
             value.numpy()
+        assert reached.__traceback__ is not None
         return time.perf_counter() - start
 
     return run
