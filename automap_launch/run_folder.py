@@ -89,6 +89,10 @@ class RunFolder:
     def layout(self) -> Path:
         return self.root / "layout.json"
 
+    def rival_layout(self, name: str) -> Path:
+        """The layout of a plan that is tried against the launch's own."""
+        return self.root / "trial" / f"{name}.layout.json"
+
     @property
     def launch_spec(self) -> Path:
         return self.root / "launch.json"

@@ -13,11 +13,13 @@ from automap_launch.cluster.detect import calibrate, detect_local
 from automap_launch.cluster.file import cluster_from_config, load_cluster, save_cluster
 from automap_launch.cluster.local_devices import local_devices
 from automap_launch.config import Config, resolve_entry
+from automap_launch.contest import DATA_PARALLEL, contenders
 from automap_launch.errors import AutomapError, ClusterMismatchError, ConfigError, ScriptError
 from automap_launch.frontends.capture import capture
 from automap_launch.interruption import Interrupted, Interruption, interruptible
 from automap_launch.launcher.failure import WorkerFailure
-from automap_launch.launcher.spec import LaunchSpec
+from automap_launch.launcher.spec import LaunchSpec, Rival
+from automap_launch.launcher.step_builder import FAVOURITE
 from automap_launch.launcher.supervisor import launch
 from automap_launch.plan.baselines import baselines
 from automap_launch.plan.build import build_plan, decision_of
@@ -35,6 +37,7 @@ from automap_launch.program.program import Program
 from automap_launch.run_folder import RunFolder
 from automap_launch.summary import Summary
 from automap_launch.terminal import Terminal
+from automap_launch.tracking.events import TrialEvent, event_of
 from automap_launch.tracking.report import parameter_shardings, read_run, write_report
 from automap_launch.tracking.tracking import Tracking
 from automap_launch.train_step import Entry, TrainStep
@@ -63,6 +66,8 @@ class Workflow:
         self.recipe_folders = recipe_folders
         self.summary = Summary(folder.summary, config.mode)
         self.tracking: Tracking | None = None
+        self._layout_trained = folder.layout
+        self._speedup_measured: float | None = None
 
     def run(self) -> None:
         """Runs the phases that `mode` asks for and records how it ended.
@@ -103,14 +108,16 @@ class Workflow:
             self.tracking = self._open_tracking()
             program = self._analyse(step, given)
             model = CostModel(program, cluster, self.config.search.memory_fraction)
-            plan = self._check_plan(given, model) if given is not None else self._search(model, interruption)
-            layout = derive_layout(program, decision_of(plan, program))
-            layout.save(self.folder.layout)
-            self._record_plan(plan, model)
+            if given is not None:
+                plans = {FAVOURITE: self._check_plan(given, model)}
+            else:
+                plans = self._search(model, interruption)
+            rivals = self._lay_out(plans, program)
+            self._record_plan(plans[FAVOURITE], model)
             if mode == "plan":
                 return
             self._check_machine(entry, cluster)
-        self._train(entry, cluster, Execution.of(plan, self.config.search.max_blocks))
+        self._train(entry, cluster, plans, rivals)
 
     # Phases
 
@@ -173,7 +180,8 @@ class Workflow:
         self.summary.update(tracking=tracking.info)
         return tracking
 
-    def _search(self, model: CostModel, interruption: Interruption) -> Plan:
+    def _search(self, model: CostModel, interruption: Interruption) -> dict[str, Plan]:
+        """The plan, and its rivals in a trial, by name."""
         from automap_launch.search.search import search  # imports torch, which no other phase needs
 
         assert self.tracking is not None
@@ -223,8 +231,15 @@ class Workflow:
             raise
         finally:
             tracking.search_ended()
-        plan = build_plan(found.decision, model, Origin(found.found_by, config.seed, found.evaluations, found.seconds))
-        save_plan(plan, self.folder.plan)
+        origin = Origin(found.found_by, config.seed, found.evaluations, found.seconds)
+        chosen = contenders(found, known, pins, config)
+        if chosen[FAVOURITE] != found.decision:
+            origin = dataclasses.replace(origin, searcher=DATA_PARALLEL)
+        plans = {
+            name: build_plan(decision, model, origin if name == FAVOURITE else Origin(name, config.seed))
+            for name, decision in chosen.items()
+        }
+        save_plan(plans[FAVOURITE], self.folder.plan)
         self.summary.update(
             search={
                 "seconds": found.seconds,
@@ -242,7 +257,24 @@ class Workflow:
             f"search: {found.evaluations} plans in {format_seconds(found.seconds)}, {found.episodes} episodes; "
             f"found by {found.found_by}; {found.conclusion}"
         )
-        return plan
+        if chosen[FAVOURITE] != found.decision:
+            self.terminal.note(
+                f"its plan is predicted to take {format_seconds(found.estimate.step_seconds)} a step: it does not gain "
+                f"more over pure data parallelism than predictions may be wrong by (search.model_error="
+                f"{config.model_error:g}), and nothing is tried (search.trial=off), so pure data parallelism is taken"
+            )
+        return plans
+
+    def _lay_out(self, plans: dict[str, Plan], program: Program) -> tuple[Rival, ...]:
+        """Writes the layouts of all plans; the rivals of the favourite, as workers need them."""
+        rivals = []
+        for name, plan in plans.items():
+            path = self.folder.layout if name == FAVOURITE else self.folder.rival_layout(name)
+            path.parent.mkdir(exist_ok=True)
+            derive_layout(program, decision_of(plan, program)).save(path)
+            if name != FAVOURITE:
+                rivals.append(Rival(name, str(path.resolve()), Execution.of(plan, self.config.search.max_blocks)))
+        return tuple(rivals)
 
     def _check_plan(self, given: Plan, model: CostModel) -> Plan:
         plan = check_plan(given, model.program, model.cluster, self.config.search.memory_fraction)
@@ -250,8 +282,7 @@ class Workflow:
         self.summary.update(search={"predicted_step_seconds": plan.predicted.step_seconds})
         return plan
 
-    def _record_plan(self, plan: Plan, model: CostModel) -> None:
-        assert self.tracking is not None
+    def _summarise(self, plan: Plan) -> None:
         self.summary.update(
             plan={
                 "path": self.folder.relative(self.folder.plan),
@@ -262,6 +293,10 @@ class Workflow:
                 "found_by": plan.origin.searcher,
             }
         )
+
+    def _record_plan(self, plan: Plan, model: CostModel) -> None:
+        assert self.tracking is not None
+        self._summarise(plan)
         for table in explain(plan, model):
             self.terminal.show(table)
         if plan.allow_local_batch_stats:
@@ -309,7 +344,7 @@ class Workflow:
         cluster = f"cluster={config.name}" if config.file is None else f"cluster.file={config.file}"
         return shlex.join(["automap-launch", "mode=run", cluster, plan, "--", *program, *entry.args])
 
-    def _train(self, entry: Entry, cluster: Cluster, execution: Execution) -> None:
+    def _train(self, entry: Entry, cluster: Cluster, plans: dict[str, Plan], rivals: tuple[Rival, ...]) -> None:
         assert self.tracking is not None
         launcher = self.config.launcher
         each = launcher.devices_per_process or cluster.devices_per_host // launcher.processes
@@ -329,14 +364,34 @@ class Workflow:
             devices_per_process=each,
             train_step=str(self.folder.train_step.resolve()),
             layout=str(self.folder.layout.resolve()),
-            execution=execution,
+            execution=Execution.of(plans[FAVOURITE], self.config.search.max_blocks),
+            rivals=rivals,
             heartbeat_seconds=parse_duration(launcher.heartbeat_timeout),
             start_timeout_seconds=parse_duration(launcher.start_timeout),
         )
-        result = launch(spec, launcher, self.folder, self.tracking.event, self.terminal.stream)
+        tracking = self.tracking
+
+        def on_event(record: dict[str, Any]) -> None:
+            tracking.event(record)
+            trial = event_of(record)
+            if isinstance(trial, TrialEvent):
+                self._end_trial(trial, plans[trial.chosen])
+
+        result = launch(spec, launcher, self.folder, on_event, self.terminal.stream)
         self.summary.update(attempts=result.attempts, train=self.tracking.train_summary())
         if result.failure is not None:
             raise _failed(result.failure, result.exit_code)
+
+    def _end_trial(self, trial: TrialEvent, plan: Plan) -> None:
+        """The plan that trains is the run's plan from now on."""
+        self.summary.update(search={"trial": {"step_seconds": trial.seconds, "chosen": trial.chosen}})
+        save_plan(plan, self.folder.plan)
+        self._summarise(plan)
+        if trial.chosen != FAVOURITE:
+            self._layout_trained = self.folder.rival_layout(trial.chosen)
+        plain, chosen = trial.seconds.get(DATA_PARALLEL), trial.seconds[trial.chosen]
+        if plain and chosen:
+            self._speedup_measured = plain / chosen
 
     def _finish(self) -> None:
         """Writes the report and closes tracking, however the run ended."""
@@ -347,12 +402,16 @@ class Workflow:
             self.tracking.report(self.folder.report)
         except OSError as error:
             self.terminal.note(f"cannot write {self.folder.report}: {error.strerror}")
-        self.tracking.finish(self.summary.record, self.summary.record["exit_code"])
+        self.tracking.finish(
+            self.summary.record,
+            self.summary.record["exit_code"],
+            speedup_over_dp_measured=self._speedup_measured,
+        )
         self.terminal.note(f"plan, report and logs are in {self.folder.root}")
 
     def _write_report(self) -> None:
         """The report of what there is: tracking opens after the capture, so cluster and step are on disk."""
-        layout = Layout.load(self.folder.layout) if self.folder.layout.exists() else None
+        layout = Layout.load(self._layout_trained) if self._layout_trained.exists() else None
         write_report(
             self.folder.report,
             summary=self.summary.record,

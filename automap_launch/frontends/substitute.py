@@ -63,11 +63,12 @@ class StepReport:
 class Observer(Protocol):
     """Takes part in what the substitute does.
 
-    `first_step`: called with the arguments of the first call, before anything of it runs. `lowered`: each signature,
-    before it is compiled (processes make sure here that they run the same program). `stepped`: after each dispatch.
+    `first_step`: called with the runner and the flat arguments of the first call, before anything of it runs.
+    `lowered`: each signature, before it is compiled (processes make sure here that they run the same program).
+    `stepped`: after each dispatch.
     """
 
-    def first_step(self, arguments: Sequence[Argument], leaves: Sequence[Any]) -> None: ...
+    def first_step(self, runner: Runner, leaves: Sequence[Any]) -> None: ...
     def lowered(self, lowered: LoweredStep) -> None: ...
     def stepped(self, report: StepReport) -> None: ...
 
@@ -198,7 +199,7 @@ class Substitute:
     def _run(self, compiled: _Compiled, leaves: list[Any]) -> Any:
         if not self._started:
             self._started = True
-            self._observer.first_step(compiled.runner.arguments, leaves)
+            self._observer.first_step(compiled.runner, leaves)
         start = time.perf_counter() if compiled.fresh else 0.0
         results = compiled.runner(leaves)
         seconds = time.perf_counter() - start if compiled.fresh else None

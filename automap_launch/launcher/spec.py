@@ -20,6 +20,15 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
+class Rival:
+    """Another plan, which is tried against the launch's own before training. `layout`: file of its layout."""
+
+    name: str
+    layout: str
+    execution: Execution
+
+
+@dataclass(frozen=True)
 class LaunchSpec:
     """One launch, the same for all of its workers.
 
@@ -34,6 +43,7 @@ class LaunchSpec:
       devices_per_process: devices of each worker.
       train_step: folder of the captured step (`TrainStep.load`).
       layout: file of the layout to run with. execution: how the step is cut in time and over stages.
+      rivals: plans that are tried against that one on the devices; the fastest trains.
       heartbeat_seconds: a worker silent for this long counts as lost by the others.
       start_timeout_seconds: all workers must have met within this time.
       coordinator: `host:port` on which rank 0 serves the rendezvous; the supervisor fills it in for each attempt.
@@ -49,6 +59,7 @@ class LaunchSpec:
     train_step: str
     layout: str
     execution: Execution = field(default_factory=Execution)
+    rivals: tuple[Rival, ...] = ()
     heartbeat_seconds: float = 30.0
     start_timeout_seconds: float = 300.0
     coordinator: str = ""
@@ -87,4 +98,7 @@ class LaunchSpec:
         if record.get("schema") != SCHEMA:
             raise ValueError(f"{path} has schema {record.get('schema')}, this version reads {SCHEMA}")
         entry, execution = record.pop("entry"), Execution.from_record(record.pop("execution"))
-        return cls(entry=Entry(**{**entry, "args": tuple(entry["args"])}), execution=execution, **record)
+        rivals = tuple(
+            Rival(**{**rival, "execution": Execution.from_record(rival["execution"])}) for rival in record.pop("rivals")
+        )
+        return cls(entry=Entry(**{**entry, "args": tuple(entry["args"])}), execution=execution, rivals=rivals, **record)

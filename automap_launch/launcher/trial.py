@@ -23,7 +23,7 @@ OnChoice = Callable[[Mapping[str, float | None], str], None]
 
 
 class TrialRunner:
-    """A `Runner` that tries its contenders at its first call and is the fastest one from then on.
+    """A `Runner` that tries its contenders before its first call and is the fastest one from then on.
 
     Args:
       names: of the contenders, the favourite first: it wins a draw.
@@ -47,12 +47,24 @@ class TrialRunner:
         self._on_choice = on_choice
         self._chosen: Runner | None = None
 
-    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
-        if self._chosen is None:
-            self._chosen = self._choose(leaves)
-        return self._chosen(leaves)
+    def place(self, leaves: Sequence[Any]) -> list[Any]:
+        return self._runner(leaves).place(leaves)
 
-    def _choose(self, leaves: Sequence[Any]) -> Runner:
+    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
+        return self._runner(leaves)(leaves)
+
+    def _runner(self, leaves: Sequence[Any]) -> Runner:
+        if self._chosen is None:
+            self.decide(leaves)
+        assert self._chosen is not None
+        return self._chosen
+
+    def decide(self, leaves: Sequence[Any]) -> None:
+        """Tries the contenders with the arguments of the first step, which stay as they are. A collective.
+
+        Raises:
+          PlanError, JaxRuntimeError: of the last contender, when none can be run.
+        """
         seconds: dict[str, float | None] = {}
         best: tuple[float, str, Runner] | None = None
         failure: Exception | None = None
@@ -74,4 +86,4 @@ class TrialRunner:
             assert failure is not None
             raise failure
         self._on_choice(seconds, best[1])
-        return best[2]
+        self._chosen = best[2]

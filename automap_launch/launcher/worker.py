@@ -15,8 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,17 +30,17 @@ from automap_launch.launcher.environment_record import write_environment
 from automap_launch.launcher.failure import FailureRecord
 from automap_launch.launcher.rendezvous import die_with_parent, leave_together, set_up_devices
 from automap_launch.launcher.spec import LaunchSpec
-from automap_launch.plan.layout import Layout
-from automap_launch.tracking.events import ReadyEvent
+from automap_launch.launcher.step_builder import StepBuilder
+from automap_launch.tracking.events import ReadyEvent, TrialEvent
 from automap_launch.tracking.feed import Feed
 from automap_launch.tracking.meter import Meter
-from automap_launch.train_step import Argument, TrainStep
+from automap_launch.train_step import TrainStep
 from automap_launch.units import parse_bytes
 
 if TYPE_CHECKING:
     from automap_launch.frontends.deferred import DeferredTrace
     from automap_launch.frontends.lowering import LoweredStep
-    from automap_launch.frontends.substitute import Build, Runner, StepReport
+    from automap_launch.frontends.substitute import Runner, StepReport
 
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
 # These stand in for functions of Python and JAX: an error in there is what the script would have met anyway.
@@ -61,9 +60,13 @@ class StepObserver:
         self._trace = trace
         self._meter = meter
 
-    def first_step(self, arguments: Sequence[Argument], leaves: Sequence[Any]) -> None:
+    def first_step(self, runner: Runner, leaves: Sequence[Any]) -> None:
+        from automap_launch.launcher.trial import TrialRunner
+
         self._trace.stop()
-        check_same_values(arguments, leaves)
+        check_same_values(runner.arguments, leaves)
+        if isinstance(runner, TrialRunner):
+            runner.decide(leaves)
 
     def lowered(self, lowered: LoweredStep) -> None:
         from automap_launch.frontends.jax_internals import evaluating
@@ -112,10 +115,8 @@ def _prepare(spec: LaunchSpec, rank: int, feed: Feed, meter: Meter) -> None:
 
     atexit.register(_say_goodbye)
     frontend = FrontendConfig(**spec.frontend)
-    if spec.execution.stages > 1:
-        _let_stages_meet(spec)
     trace = DeferredTrace(parse_bytes(frontend.materialize_limit))
-    _take_the_step(spec, StepObserver(trace, meter))
+    _take_the_step(spec, StepObserver(trace, meter), feed)
     if rank == 0:
         feed.send(ReadyEvent(time.time(), spec.processes, jax.device_count(), spec.attempt))
     if frontend.world == "single":
@@ -129,23 +130,7 @@ def _prepare(spec: LaunchSpec, rank: int, feed: Feed, meter: Meter) -> None:
     trace.start()
 
 
-def _let_stages_meet(spec: LaunchSpec) -> None:
-    """Arrays of several stages can be combined, and read on every process."""
-    import jax
-
-    from automap_launch.frontends.stages import see_through_stages
-    from automap_launch.runtime.jax_internals import on_device_mismatch
-    from automap_launch.runtime.joint import JointMesh
-    from automap_launch.runtime.mesh import make_mesh
-
-    layout, devices = Layout.load(Path(spec.layout)), jax.devices()
-    stages = spec.execution.devices_of(len(devices))
-    joint = JointMesh([make_mesh(layout.mesh, [devices[i] for i in stage]) for stage in stages])
-    on_device_mismatch(joint.join)
-    see_through_stages(joint)
-
-
-def _take_the_step(spec: LaunchSpec, observer: StepObserver) -> None:
+def _take_the_step(spec: LaunchSpec, observer: StepObserver, feed: Feed) -> None:
     """Has the front end that captured the step run it as the plan says."""
     from automap_launch.frontends import jit_hook
     from automap_launch.frontends.substitute import Substitute
@@ -153,7 +138,11 @@ def _take_the_step(spec: LaunchSpec, observer: StepObserver) -> None:
     from automap_launch.runtime.signatures import same_state
 
     step = TrainStep.load(Path(spec.train_step))
-    build = _builder(spec, step)
+
+    def on_trial(seconds: Mapping[str, float | None], chosen: str) -> None:
+        feed.send(TrialEvent(time.time(), dict(seconds), chosen))
+
+    build = StepBuilder(spec, step, on_trial)
     if step.frontend == "tensorflow":
         take_the_step(step, build, observer)
         return
@@ -166,37 +155,6 @@ def _take_the_step(spec: LaunchSpec, observer: StepObserver) -> None:
             observer=observer,
         )
     )
-
-
-def _builder(spec: LaunchSpec, step: TrainStep) -> Build:
-    """What makes a signature of the step runnable under the plan."""
-    from automap_launch.frontends.deferred import materialize
-    from automap_launch.runtime.build import build_executable
-    from automap_launch.runtime.signatures import fit
-
-    layout = Layout.load(Path(spec.layout))
-
-    def build(function: Any, lowered: LoweredStep) -> Runner:
-        fitted = fit(step, layout, lowered.arguments, lowered.results)
-        signature = replace(
-            step,
-            arguments=fitted.arguments,
-            results=fitted.results,
-            modules=lowered.modules,
-            fingerprint=lowered.fingerprint,
-            sources=lowered.sources,
-            has_callbacks=lowered.has_callbacks,
-        )
-        return build_executable(
-            signature,
-            fitted.layout,
-            spec.execution,
-            platform=spec.platform,
-            traced=None if isinstance(function, bytes) else function,
-            materialize=materialize,
-        )
-
-    return build
 
 
 def _record(error: BaseException, spec: LaunchSpec, rank: int, phase: str) -> int:

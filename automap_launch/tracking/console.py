@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from automap_launch.tracking.events import CompileEvent, ReadyEvent, StepEvent
+from automap_launch.tracking.events import CompileEvent, ReadyEvent, StepEvent, TrialEvent
 from automap_launch.tracking.throughput import Rates
 from automap_launch.units import format_seconds
 
@@ -80,6 +80,13 @@ class ConsoleProgress:
         self.note(
             f"training on {_count(event.devices, 'device')} in {_count(event.processes, 'process', 'processes')}{again}"
         )
+
+    def tried(self, event: TrialEvent) -> None:
+        measured = ", ".join(
+            f"{name} {'cannot be run' if seconds is None else format_seconds(seconds) + ' a step'}"
+            for name, seconds in event.seconds.items()
+        )
+        self.note(f"tried on the devices: {measured}; training with {event.chosen}")
 
     def compiled(self, event: CompileEvent) -> None:
         self.note(f"compiled the step in {format_seconds(event.seconds)} {event.signature}".rstrip())

@@ -40,6 +40,20 @@ class CompileEvent:
 
 
 @dataclass(frozen=True)
+class TrialEvent:
+    """Plans were tried on the devices before training.
+
+    `seconds`: a step took, by the plan's name; None for a plan that could not be run. `chosen`: the one that trains.
+    """
+
+    kind: ClassVar[str] = "trial"
+
+    time: float
+    seconds: dict[str, float | None]
+    chosen: str
+
+
+@dataclass(frozen=True)
 class StepEvent:
     """A step is complete on the devices.
 
@@ -75,9 +89,9 @@ class EndEvent:
     dropped: int = 0
 
 
-Event = ReadyEvent | CompileEvent | StepEvent | EndEvent
+Event = ReadyEvent | TrialEvent | CompileEvent | StepEvent | EndEvent
 
-_KINDS: dict[str, type[Event]] = {e.kind: e for e in (ReadyEvent, CompileEvent, StepEvent, EndEvent)}
+_KINDS: dict[str, type[Event]] = {e.kind: e for e in (ReadyEvent, TrialEvent, CompileEvent, StepEvent, EndEvent)}
 
 
 def strict(value: Any) -> Any:

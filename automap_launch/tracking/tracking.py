@@ -18,7 +18,7 @@ from automap_launch.run_folder import RunFolder
 from automap_launch.tracking.backend import Backend
 from automap_launch.tracking.config import TrackingConfig
 from automap_launch.tracking.console import ConsoleProgress
-from automap_launch.tracking.events import CompileEvent, EndEvent, ReadyEvent, StepEvent, event_of
+from automap_launch.tracking.events import CompileEvent, EndEvent, ReadyEvent, StepEvent, TrialEvent, event_of
 from automap_launch.tracking.jsonl import JsonlBackend
 from automap_launch.tracking.throughput import Rates, Throughput
 from automap_launch.tracking.wandb_backend import Mode, WandbBackend, has_api_key, resolve_mode
@@ -166,6 +166,8 @@ class Tracking:
                 case ReadyEvent():
                     self._throughput.ready(event)
                     self._console.ready(event)
+                case TrialEvent():
+                    self._console.tried(event)
                 case CompileEvent():
                     self._console.compiled(event)
                 case StepEvent():

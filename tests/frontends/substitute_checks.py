@@ -11,7 +11,7 @@ import numpy as np
 
 from automap_launch.frontends import jit_hook
 from automap_launch.frontends.lowering import LoweredStep, lower_step
-from automap_launch.frontends.substitute import StepReport, Substitute
+from automap_launch.frontends.substitute import Runner, StepReport, Substitute
 from automap_launch.plan.layout import Layout
 from automap_launch.runtime.executable import Executable
 from automap_launch.runtime.mesh import make_mesh
@@ -30,8 +30,8 @@ class Recorder:
         self.lowerings: list[LoweredStep] = []
         self.reports: list[StepReport] = []
 
-    def first_step(self, arguments: Sequence[Argument], leaves: Sequence[Any]) -> None:
-        assert len(arguments) == len(leaves)
+    def first_step(self, runner: Runner, leaves: Sequence[Any]) -> None:
+        assert len(runner.arguments) == len(leaves)
         self.first += 1
 
     def lowered(self, lowered: LoweredStep) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from automap_launch.launcher.spec import LaunchSpec
+from automap_launch.launcher.spec import LaunchSpec, Rival
 from automap_launch.plan.execution import Execution
 from automap_launch.train_step import Entry
 
@@ -20,6 +20,7 @@ SPEC = LaunchSpec(
     train_step="/runs/1/train_step",
     layout="/runs/1/layout.json",
     execution=Execution(2, 4, "1f1b", blocks=((0, 1), (2, 3)), devices=((0, 1, 2, 3), (4, 5, 6, 7))),
+    rivals=(Rival("data_parallel", "/runs/1/trial/data_parallel.layout.json", Execution(1, 2)),),
     coordinator="127.0.0.1:4711",
 )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from automap_launch.launcher.environment import worker_environment
-from automap_launch.launcher.spec import LaunchSpec
+from automap_launch.launcher.spec import LaunchSpec, Rival
 from automap_launch.plan.execution import Execution
 from automap_launch.train_step import Entry
 
@@ -74,6 +74,7 @@ def run_workers(
     frontend: Mapping[str, Any] | None = None,
     env: Mapping[str, str] | None = None,
     execution: Execution | None = None,
+    rivals: Sequence[Rival] = (),
 ) -> Worked:
     """Runs the script under `processes` workers of `devices` devices each, to the end of all."""
     with socket.socket() as probe:
@@ -89,6 +90,7 @@ def run_workers(
         train_step=str(run_dir / "train_step"),
         layout=str(run_dir / "layout.json"),
         execution=execution or Execution(),
+        rivals=tuple(rivals),
         coordinator=f"127.0.0.1:{port}",
     )
     spec.save(run_dir / "spec.json")

@@ -187,7 +187,7 @@ class TensorflowSubstitute:
                 leaves.append(program.constants[index] if index in program.constants else _host(tensor))
         if not self._started:
             self._started = True
-            self._observer.first_step(program.arguments, leaves)
+            self._observer.first_step(program.runner, leaves)
         start = time.perf_counter() if program.fresh else 0.0
         leaves = program.runner.place(leaves)
         results = program.runner(leaves)

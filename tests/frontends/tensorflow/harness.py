@@ -192,8 +192,8 @@ class _Observer:
     def __init__(self) -> None:
         self.report: dict[str, Any] = {"steps": 0, "signatures": [], "fingerprints": [], "outputs": []}
 
-    def first_step(self, arguments: Any, leaves: Any) -> None:
-        assert len(arguments) == len(leaves)
+    def first_step(self, runner: Any, leaves: Any) -> None:
+        assert len(runner.arguments) == len(leaves)
 
     def lowered(self, lowered: Any) -> None:
         self.report["fingerprints"].append(lowered.fingerprint)
