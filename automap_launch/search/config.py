@@ -122,7 +122,7 @@ class SearchConfig:
       budget: the search ends after this time at the latest.
       patience: it ends early when the best has not moved for this share of the budget.
       max_evaluations: it ends after this many evaluated plans; with it the result depends on `seed` alone.
-      pretrained: the agent begins with the weights that come with the package; off: with none.
+      pretrained: the agent begins with the weights that come with the package; off: as the look-ahead alone acts.
       memory_fraction: the share of a device's memory that a plan may use.
       max_blocks: the forward part is cut into at most this many blocks, of which pipeline stages are made.
       trial: `auto`: before training, the best plans and pure data parallelism run a few steps on the devices, and the
