@@ -10,6 +10,8 @@ whatever else happens (see `plan/timeline.py` for the orders):
 - around it: in `gpipe` and `1f1b` one micro-batch goes through all stages and back; after it stage s has m - 1
   backward passes left, and of the forward ones those that it has not run ahead: m - min(S - s, m) in `1f1b`. In `gpipe`
   m - 1 of them have delayed it.
+- `zero_bubble` likewise: the way there, from stage s to the end and back without weight parts, and then what stage s
+  has left, weight parts of all micro-batches included.
 
 Each is a maximum over stages of what a run of blocks costs, so its least value over all cuts of the blocks from i on is
 a dynamic program over (i, s). Cuts are then extended from the left, least bound first, as long as the bound beats the
@@ -139,6 +141,14 @@ def bounds_of(costs: BlockCosts, stages: int, schedule: Schedule, memory_limit: 
             own = np.maximum(own, around)
         else:
             way = runs.forward[None] + sent
+            # Till the first backward pass of stage s is over, it has run min(S - s, m) forward passes at most.
+            single = np.arange(costs.blocks)
+            forward, backward = runs.forward[single, single + 1], runs.backward[single, single + 1]
+            there = np.cumsum(forward) - forward
+            back = (forward + backward)[::-1].cumsum()[::-1]
+            ahead = np.minimum(stages - np.arange(stages), m)
+            left = (m - 1) * runs.backward + m * runs.weight + (m - ahead)[:, None, None] * runs.forward
+            own = np.maximum(own, (there + back)[:, None] + left + runs.after)
     own = np.where(fits, own, np.inf)
     # A stage leaves a block for each of those before and after it.
     start, end = np.indices((costs.blocks, costs.blocks + 1))
