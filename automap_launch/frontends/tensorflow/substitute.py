@@ -14,6 +14,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 import tensorflow as tf
 
@@ -192,8 +193,10 @@ class TensorflowSubstitute:
         leaves = program.runner.place(leaves)
         results = program.runner(leaves)
         seconds = time.perf_counter() - start if program.fresh else None
-        if program.fresh:
-            program.constants = {i: leaves[i] for i, slot in enumerate(slots) if slot is None and i >= called_with}
+        if program.fresh and tf_internals.captures_are_fixed(traced.concrete):
+            program.constants = {
+                i: _kept(leaves[i]) for i, slot in enumerate(slots) if slot is None and i >= called_with
+            }
         written = set()
         for result, argument in program.updates:
             written.add(argument)
@@ -202,7 +205,7 @@ class TensorflowSubstitute:
             slot.put(results[result])
         for index, slot in enumerate(slots):
             if slot is not None and slot.array is None and index not in written:
-                slot.array = leaves[index]
+                slot.array = _kept(leaves[index])
         program.fresh = False
         self._observer.stepped(
             StepReport(
@@ -223,6 +226,11 @@ class TensorflowSubstitute:
         if why not in self._told:
             self._told.add(why)
             logger.warning("`%s` runs on TensorFlow, not under the plan: %s", self._step.identity.name, why)
+
+
+def _kept(leaf: Any) -> jax.Array:
+    """What the next steps are given again: on a device, but bound to none if it was on the host."""
+    return leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf)
 
 
 def _host(tensor: Any) -> Any:

@@ -130,6 +130,11 @@ def flat_arguments(concrete: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return list(concrete.function_type.unpack_inputs(bound))
 
 
+def captures_are_fixed(concrete: Any) -> bool:
+    """Whether what the graph captures is the same in every call; a capture may also be asked for anew each time."""
+    return not any(callable(capture) for capture in concrete._captured_inputs)
+
+
 def run(concrete: Any, flat: Sequence[Any], captured: Sequence[Any]) -> Any:
     """Runs a graph on TensorFlow."""
     return concrete._call_flat(list(flat), list(captured))
