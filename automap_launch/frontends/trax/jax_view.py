@@ -19,8 +19,9 @@ from automap_launch.frontends.trax.view import View
 def jax_view() -> View:
     """`jax` with what Trax 1.4.1 uses of it and today's lacks.
 
-    Not added: `custom_transforms` and `defvjp_all`, which Trax uses only where `jax.custom_vjp` does not exist, and
-    what `trax.trainer --gpu_cluster_chief_ip` calls to connect hosts, which the launcher does.
+    Not added: `custom_transforms` and `defvjp_all`, which Trax uses only where `jax.custom_vjp` does not exist;
+    `device_put_replicated`, which it calls for several devices alone; and what `trax.trainer --gpu_cluster_chief_ip`
+    calls to connect hosts, which the launcher does.
     """
     lib = View(
         "jax.lib",
@@ -45,7 +46,6 @@ def jax_view() -> View:
             # Deprecated twins of names that the one world of the launcher answers for.
             "host_id": jax.process_index,
             "host_count": jax.process_count,
-            "device_put_replicated": _device_put_replicated,
             "xla_computation": _xla_computation,
         },
     )
@@ -86,13 +86,6 @@ def _cond(*args: Any, **kwargs: Any) -> Any:
     true_fun, false_fun = kwargs["true_fun"], kwargs["false_fun"]
     operands = kwargs.get("true_operand"), kwargs.get("false_operand")
     return jax.lax.cond(predicate, lambda pair: true_fun(pair[0]), lambda pair: false_fun(pair[1]), operands)
-
-
-def _device_put_replicated(tree: Any, devices: Any) -> Any:
-    """One copy for each device along a new leading dim, as `pmap` takes it."""
-    mesh = jax.sharding.Mesh(np.array(devices), ("replicas",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("replicas"))
-    return jax.tree.map(lambda leaf: jax.device_put(np.stack([np.asarray(leaf)] * len(devices)), sharding), tree)
 
 
 def _xla_computation(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def outcome() -> dict[str, str]:
-    return device_checks.run(FILE)
+    return device_checks.run(FILE, devices=1)
 
 
 @pytest.mark.parametrize("name", device_checks.names(FILE))

@@ -50,18 +50,47 @@ def dump_alone(arguments: list[str], folder: Path, name: str) -> dict[str, np.nd
     return load_dump(file)
 
 
-def test_a_language_model_in_two_processes_equals_trax_alone(tmp_path: Path) -> None:
-    arguments = ["--model", "lm", "--steps", "20", "--log-every", "1", "--batch-size", "16", "--length", "32"]
-    arguments += ["--width", "64", "--dropout", "0.1"]
-    reference = dump_alone(arguments, tmp_path, "reference")
-    control = dump_alone([*arguments, "--permute-rows", "--dropout", "0.0"], tmp_path, "control")
-    launched = launch(SCRIPT, arguments, tmp_path, overrides=(*LOCAL, *mesh(4, 2), *TWO_BY_FOUR))
+LANGUAGE_MODEL = ["--model", "lm", "--steps", "20", "--log-every", "1", "--batch-size", "16", "--length", "32"]
+LANGUAGE_MODEL += ["--width", "64"]
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Trax alone, and the control."""
+    folder = tmp_path_factory.mktemp("lm")
+    reference = dump_alone(LANGUAGE_MODEL, folder, "reference")
+    return reference, dump_alone([*LANGUAGE_MODEL, "--permute-rows"], folder, "control")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (*mesh(4, 2), *TWO_BY_FOUR),
+        (*mesh(2, 2), "search.pin.stages=2", "search.pin.micro_batches=4"),
+    ],
+    ids=["two processes", "pipeline"],
+)
+def test_a_language_model_equals_trax_alone(
+    language_model: tuple[dict[str, np.ndarray], dict[str, np.ndarray]], overrides: tuple[str, ...], tmp_path: Path
+) -> None:
+    reference, control = language_model
+    launched = launch(SCRIPT, LANGUAGE_MODEL, tmp_path, overrides=(*LOCAL, *overrides))
     assert launched.exit_code == 0, launched.terminal
     assert launched.terminal.count("compiled the step") == 1
     assert "not the one that was captured" not in launched.terminal
     assert len(reference["loss"]) == 20
     assert launched.dump is not None
-    assert_equal(reference, launched.dump, control)
+    assert_equal(reference, launched.dump, control, average_gradients(reference))
+
+
+def average_gradients(dump: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Adam's first moments: under the path of the parameter, and of the parameter's two slots."""
+    gradients = {}
+    for index, path in enumerate(name for name in dump if name.startswith("params/")):
+        moment = dump[f"slots/{index}/0"]
+        assert moment.shape == dump[path].shape
+        gradients |= dict.fromkeys((path, f"slots/{index}/0", f"slots/{index}/1"), moment)
+    return gradients
 
 
 def test_a_run_that_was_stopped_goes_on_as_the_unbroken_one(tmp_path: Path) -> None:
@@ -76,6 +105,8 @@ def test_a_run_that_was_stopped_goes_on_as_the_unbroken_one(tmp_path: Path) -> N
         assert launched.exit_code == 0, launched.terminal
         assert launched.summary["train"]["steps"] == 10
     assert launched.dump is not None
+    for run in (reference, control):  # Trax saves a checkpoint before it enters that step's loss into the history
+        run["loss"] = np.delete(run["loss"], 9)
     assert_equal(reference, launched.dump, control)
     names = [{summary_name(p) for p in (tmp_path / f).rglob("*") if p.is_file()} for f in ("alone", "launched")]
     assert names[0] == names[1]
