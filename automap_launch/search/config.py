@@ -64,9 +64,9 @@ class AgentConfig:
     target_interval: int = 100
     epsilon_start: float = 0.2
     epsilon_end: float = 0.05
-    epsilon_episodes: int = 30
+    epsilon_episodes: int = 5
     exploration: float = 0.12
-    round_episodes: int = 60
+    round_episodes: int = 10
 
     def __post_init__(self) -> None:
         if not 0 <= self.epsilon_end <= self.epsilon_start <= 1:

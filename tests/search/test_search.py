@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,12 +19,13 @@ from tests.search.synthetic import Problem
 
 HIDDEN = {"pair_count": 6, "lure_count": 3, "burden_count": 5}  # 7 million plans
 EVALUATIONS = 400
+PATIENT = AgentConfig(epsilon_episodes=30, round_episodes=60)
 
 
 def run(problem: Problem, pins: Pins | None = None, events: dict | None = None, **config) -> SearchResult:
     return search(
         problem,
-        SearchConfig(**{"method": "dqn", "max_evaluations": 80, "pretrained": False, **config}),
+        SearchConfig(**{"method": "dqn", "max_evaluations": 80, "pretrained": False, "agent": PATIENT, **config}),
         pins or Pins(problem.devices),
         baselines=problem.baselines(),
         **(events or {}),
@@ -71,8 +73,8 @@ def test_random_weights_in_the_agents_place_find_worse_plans():
     learnt, random = [], []
     for seed in range(3):
         problem = Problem(seed, **HIDDEN)
-        learnt.append(gap(problem, agent_alone(problem, Agent(AgentConfig(), seed), EVALUATIONS)))
-        scrambled = Agent(AgentConfig(learning_starts=10**9), seed)
+        learnt.append(gap(problem, agent_alone(problem, Agent(PATIENT, seed), EVALUATIONS)))
+        scrambled = Agent(replace(PATIENT, learning_starts=10**9), seed)
         generator = torch.Generator().manual_seed(seed)
         for parameter in scrambled.online.parameters():
             torch.nn.init.normal_(parameter, std=0.3, generator=generator)
