@@ -29,6 +29,7 @@ def changes(writes: bool) -> dict[str, Change]:
         "trax.fastmath": functools.partial(_import_on_demand, {"tf": None}),
         "trax.fastmath.numpy": _compare_no_arrays,
         "trax.layers.assert_shape": _look_one_frame_up,
+        "trax.layers.core": _solve_for_each_vector,
         "trax.supervised.training": _one_device_and_one_seed,
         "trax.supervised.trainer_lib": _same_keys_at_every_step,
     }
@@ -88,6 +89,28 @@ def _nearest_frames(context: int = 1) -> list[inspect.FrameInfo]:
     caller = sys._getframe(1)
     frames = [frame for frame in (caller, caller.f_back) if frame is not None]
     return [inspect.FrameInfo(f, f.f_code.co_filename, f.f_lineno, f.f_code.co_name, None, None) for f in frames]
+
+
+def _solve_for_each_vector(module: Any) -> None:
+    """`log_gaussian_pdf` solves a stack of systems for a vector each, which JAX now takes for one matrix."""
+    module.jnp = _Numpy(module.jnp)
+
+
+class _Numpy:
+    """Trax's `numpy` of the chosen backend, with a `linalg` whose `solve` takes vectors."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    @property
+    def linalg(self) -> Any:
+        real = self._real.linalg
+        return types.SimpleNamespace(
+            slogdet=real.slogdet, solve=lambda matrices, vectors: real.solve(matrices, vectors[..., None])[..., 0]
+        )
 
 
 def _one_device_and_one_seed(module: Any) -> None:

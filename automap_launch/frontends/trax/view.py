@@ -8,6 +8,7 @@ it is used, so Trax comes up without TensorFlow, of which most scripts need noth
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import types
 from collections.abc import Mapping
@@ -27,7 +28,15 @@ class View(types.ModuleType):
     def __getattr__(self, attribute: str) -> Any:
         if attribute in _NOT_FORWARDED:
             raise AttributeError(attribute)
-        return getattr(sys.modules.get(self.__name__) or importlib.import_module(self.__name__), attribute)
+        module = sys.modules.get(self.__name__) or importlib.import_module(self.__name__)
+        try:
+            return getattr(module, attribute)
+        except AttributeError:
+            # `from jax import test_util` imports the submodule.
+            name = f"{self.__name__}.{attribute}"
+            if not hasattr(module, "__path__") or importlib.util.find_spec(name) is None:
+                raise
+            return importlib.import_module(name)
 
 
 class Later:

@@ -155,6 +155,18 @@ def check_removed_names_compute_what_they_did() -> None:
     assert "f32[3]" in hlo.as_hlo_text()
 
 
+def check_a_stack_of_systems_is_solved_for_a_vector_each() -> None:
+    """The density of independent normal variables is the product of theirs."""
+    x, mu = np.asarray([[1.0, 2.0], [0.5, -1.0]], np.float32), np.zeros((2, 2), np.float32)
+    sigma = np.stack([np.eye(2, dtype=np.float32)] * 2)
+    expected = -0.5 * (x**2).sum(1) - np.log(2 * np.pi)
+    np.testing.assert_allclose(tl.core.log_gaussian_pdf(x, mu, sigma), expected, rtol=1e-5)
+
+
+def check_a_submodule_is_imported_by_from() -> None:
+    assert training.jax.test_util.check_grads is not None
+
+
 def check_assert_shape_still_says_where_a_layer_was_defined() -> None:
     from trax.layers.assert_shape import AssertShape
 
