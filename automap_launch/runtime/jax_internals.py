@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -29,6 +30,7 @@ if not tuple(map(int, TESTED[0].split("."))) <= jax.__version_info__ < (*map(int
 import numpy as np  # noqa: E402
 from jax._src import (  # noqa: E402
     compiler,
+    core,
     pjit,
     stages,
 )
@@ -113,6 +115,11 @@ def with_weak_type(array: jax.Array, weak: bool) -> jax.Array:
     return ArrayImpl(aval, array.sharding, array._arrays, committed=array.committed, _skip_checks=True)
 
 
+def evaluating() -> Any:
+    """Context manager: eager code of this thread runs on the devices, whatever trace the thread began under."""
+    return core.set_current_trace(core.eval_trace)
+
+
 def on_device_mismatch(resolve: Callable[[Sequence[Any]], Sequence[Any]]) -> Callable[[], None]:
     """Has computations that JAX refuses, as their arrays lie on different devices, run on `resolve(arrays)` instead.
 
@@ -123,12 +130,19 @@ def on_device_mismatch(resolve: Callable[[Sequence[Any]], Sequence[Any]]) -> Cal
       A function that takes it back.
     """
     original = pjit._pjit_call_impl_python
+    here = threading.local()
 
     def call(*args: Any, **params: Any) -> Any:
         try:
             return original(*args, **params)
         except stages.DeviceAssignmentMismatchError:
+            if getattr(here, "resolving", False):
+                raise
+        here.resolving = True
+        try:
             results, *_ = original(*resolve(args), **params)
+        finally:
+            here.resolving = False
         # No executable is returned: JAX would call it with the arrays as they were the next time.
         return results, None, None, []
 
@@ -277,6 +291,7 @@ __all__ = [
     "Module",
     "Tensor",
     "bind",
+    "evaluating",
     "for_other_devices",
     "jit",
     "on_device_mismatch",

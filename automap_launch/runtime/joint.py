@@ -158,8 +158,11 @@ class JointMesh:
 
     def _on_first_stage_of(self, array: jax.Array) -> jax.Array:
         """An array over several stages, whole on the devices of the first of them."""
-        devices = array.sharding.device_set
-        order = [device for device in self.mesh.devices.flat if device in devices]
+        sharding = array.sharding
+        devices = sharding.device_set
+        named = isinstance(sharding, NamedSharding)
+        order = list((sharding.mesh if named else self.mesh).devices.flat)
+        order = [device for device in order if device in devices]
         flat = Mesh(np.array(order), ("device",))
         whole = jit(lambda x: x, out_shardings=NamedSharding(flat, PartitionSpec()))(array)
         stage = min(number for of_stage, number in self._stages.items() if of_stage <= devices)

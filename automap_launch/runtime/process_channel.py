@@ -29,7 +29,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automap_launch.runtime.channel import Message
-from automap_launch.runtime.jax_internals import jit
+from automap_launch.runtime.jax_internals import evaluating, jit
 from automap_launch.runtime.lanes import Lane, Pair, lanes_of
 from automap_launch.runtime.placement import reshard
 from automap_launch.runtime.schedules import Task
@@ -151,7 +151,8 @@ class _Thread:
             try:
                 if _failures:
                     raise _failures[0]
-                future.set_result(job())
+                with evaluating():  # the thread may have begun while the script's state was being described
+                    future.set_result(job())
             except BaseException as error:
                 _failures.append(error)
                 future.set_exception(error)
