@@ -21,8 +21,15 @@ LOCAL = ("cluster=local", "cluster.devices=8", "search=heuristic")
 TWO_BY_FOUR = ("launcher.processes=2", "launcher.devices_per_process=4")
 
 
+FOUR_BY_TWO = ("launcher.processes=4", "launcher.devices_per_process=2")
+
+
 def mesh(data, model=1):
     return (f"search.pin.data={data}", f"search.pin.model={model}")
+
+
+def pipeline(stages, micro_batches):
+    return (f"search.pin.stages={stages}", f"search.pin.micro_batches={micro_batches}")
 
 
 def runs_of(script, steps, folder):
@@ -63,6 +70,20 @@ def test_quickstart_equals_the_plain_run(quickstart, overrides, tmp_path):
     launched = launch(QUICKSTART, arguments, tmp_path, overrides=(*LOCAL, *overrides))
     assert launched.exit_code == 0, launched.terminal
     assert launched.summary["train"]["devices"] == 8
+    assert_equal(reference, launched.dump, control, gradients)
+
+
+@pytest.mark.parametrize(
+    ("stages", "overrides"),
+    [(2, (*mesh(2, 2), *pipeline(2, 4))), (4, (*mesh(2), *pipeline(4, 4), *FOUR_BY_TWO))],
+    ids=["one process with 8 devices", "four processes with 2 devices"],
+)
+def test_quickstart_as_a_pipeline_equals_the_plain_run(quickstart, stages, overrides, tmp_path):
+    arguments, reference, control, gradients = quickstart
+    launched = launch(QUICKSTART, arguments, tmp_path, overrides=(*LOCAL, *overrides))
+    assert launched.exit_code == 0, launched.terminal
+    plan = launched.summary["plan"]
+    assert (plan["stages"], plan["micro_batches"]) == (stages, 4)
     assert_equal(reference, launched.dump, control, gradients)
 
 
