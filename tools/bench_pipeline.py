@@ -50,6 +50,7 @@ from tools.paired_blocks import measure, median_interval  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "pipeline.md"
 RESULTS = ROOT / "outputs" / "pipeline" / "results.json"
+RESOLVED = 0.2  # the widest interval of the peer against itself with which a table of step times says something
 
 
 def main() -> int:
@@ -333,6 +334,12 @@ def document(results: dict[str, Any]) -> str:
         else:
             cells += ["", "", "", ""]
         lines.append(f"| {' | '.join(map(str, cells))} | {middle:.2f} ({low:.2f} to {high:.2f}) |")
+    noise = max(row["against_peer"][2] - row["against_peer"][1] for row in results["ideal"] if "schedule" not in row)
+    if noise > RESOLVED:
+        lines.append(
+            f"\nThe machine was not silent: the peer against itself spreads over {noise:.2f}. Differences from it below "
+            "that, and *step / least*, are not resolvable here."
+        )
     once = results["dispatch"]
     lines += [
         "\n## Dispatch\n",

@@ -51,7 +51,7 @@ The cells are a pairwise cover: every two of model, optimizer and plan meet. The
 Compared are the metrics of every step and all of the final state, tensor by tensor, in L2: a difference of at most
 1e-5 (float32) or 1e-10 (float64) of the tensor's norm. A tensor whose gradient is rounding alone may differ by
 three times what it differs by when the rows of the plain step's batches are permuted; such tensors are named below
-their table. The models have none on purpose: how a gradient that is nothing but noise moves under tensor parallelism
+the table. The models have none on purpose: how a gradient that is nothing but noise moves under tensor parallelism
 says nothing, and no permutation of the batch bounds it. Dropout tells examples apart by their position, so that its
 model has no such control at all.
 

@@ -22,7 +22,7 @@ def test_the_document_bounds_a_step_by_the_cores(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     row = {"stages": 4, "micro_batches": 8, "program": "1f1b", "seconds": 0.3, "schedule": 0.1, "bubble": 0.25,
            "work": 0.4, "against_peer": [1.1, 1.0, 1.2]}  # fmt: skip
-    peer = {k: row[k] for k in ("stages", "micro_batches", "seconds", "against_peer")} | {"program": "peer again"}
+    peer = {"stages": 4, "micro_batches": 8, "program": "peer again", "seconds": 0.3, "against_peer": [1.0, 0.8, 1.3]}
     text = document(
         {
             "ideal": [row, peer],
@@ -32,5 +32,6 @@ def test_the_document_bounds_a_step_by_the_cores(monkeypatch):
         }
     )
     assert "| 4 | 8 | 1f1b | 300.0 ms | 100.0 ms | 25% | 200.0 ms | 1.50 | 1.10 (1.00 to 1.20) |" in text
-    assert "| 4 | 8 | peer again | 300.0 ms |  |  |  |  | 1.10 (1.00 to 1.20) |" in text
+    assert "| 4 | 8 | peer again | 300.0 ms |  |  |  |  | 1.00 (0.80 to 1.30) |" in text
+    assert "the peer against itself spreads over 0.50" in text
     assert "| 8 | 40 | 11 | 29 |" in text
