@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib
 import inspect
@@ -9,6 +10,7 @@ import os
 import random
 import sys
 import types
+import weakref
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,8 +35,7 @@ def changes(writes: bool) -> dict[str, Change]:
         "trax.supervised.training": _one_device_and_one_seed,
         "trax.supervised.trainer_lib": _same_keys_at_every_step,
     }
-    if not writes:
-        found["trax.jaxboard"] = _write_no_summaries
+    found["trax.jaxboard"] = _close_at_the_end if writes else _write_no_summaries
     return found
 
 
@@ -158,6 +159,27 @@ def _same_keys_at_every_step(module: Any) -> None:
             self._rngs = list(self._rngs)
 
     module.Trainer.__init__ = __init__
+
+
+def _close_at_the_end(module: Any) -> None:
+    """A writer that is open when Python ends is closed by its `__del__`, which waits for a thread that is gone.
+
+    `trainer_lib.Trainer` leaves its writers open unless the script closes it.
+    """
+    initialise = module.SummaryWriter.__init__
+    writers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @functools.wraps(initialise)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        initialise(self, *args, **kwargs)
+        writers.add(self)
+
+    def close() -> None:
+        for writer in list(writers):
+            writer.close()
+
+    module.SummaryWriter.__init__ = __init__
+    atexit.register(close)
 
 
 def _write_no_summaries(module: Any) -> None:

@@ -86,8 +86,14 @@ def check_what_needs_tensorflow_is_there_when_it_is_asked_for() -> None:
         "assert issubclass(trax.AsKeras, tf.keras.layers.Layer)\n"
         "with fastmath.use_backend('tensorflow-numpy'):\n"
         "    assert fastmath.backend_name() == 'tensorflow-numpy'\n"
+        # Left open: Python must come to its end all the same.
+        "from trax import jaxboard\n"
+        "jaxboard.SummaryWriter(sys.argv[1]).scalar('loss', 1.0, 1)\n"
+        "writer = jaxboard.SummaryWriter(sys.argv[1])\n"
+        "writer.scalar('loss', 1.0, 1)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-c", program, folder], check=True, timeout=200)
 
 
 def check_tensorflow_text_and_gym_may_be_absent() -> None:
