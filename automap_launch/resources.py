@@ -1,7 +1,8 @@
-"""Where the packaged configs and recipes lie: inside the package in a wheel, beside it in a source tree."""
+"""Where the packaged configs and recipes lie (in the package in a wheel, beside it in a source tree), and the cache."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -20,3 +21,9 @@ def conf_folder() -> Path:
 def recipes_folder() -> Path:
     """Folder of the packaged recipes and of the training scripts they run."""
     return _folder("recipes")
+
+
+def cache_folder() -> Path:
+    """Folder of what is remembered from one launch to the next, for this user; it need not exist."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(root) / "automap-launch"

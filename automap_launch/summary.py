@@ -38,7 +38,7 @@ _EMPTY: dict[str, Any] = {
         **dict.fromkeys(("seconds", "evaluations", "episodes", "predicted_step_seconds")),
         "baselines": None,
         "agent": dict.fromkeys(("best_step_seconds", "seconds", "gap")),
-        **dict.fromkeys(("optimum_step_seconds", "lower_bound_step_seconds", "gap", "trial")),
+        **dict.fromkeys(("optimum_step_seconds", "lower_bound_step_seconds", "gap", "cached", "verified", "trial")),
     },
     "train": dict.fromkeys(
         (

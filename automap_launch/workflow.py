@@ -6,14 +6,15 @@ import dataclasses
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from automap_launch import verification
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.cluster.detect import calibrate, detect_local
 from automap_launch.cluster.file import cluster_from_config, load_cluster, save_cluster
 from automap_launch.cluster.local_devices import local_devices
 from automap_launch.config import Config, resolve_entry
-from automap_launch.contest import DATA_PARALLEL, contenders
+from automap_launch.contest import DATA_PARALLEL
 from automap_launch.errors import AutomapError, ClusterMismatchError, ConfigError, ScriptError
 from automap_launch.frontends.capture import capture
 from automap_launch.interruption import Interrupted, Interruption, interruptible
@@ -21,17 +22,16 @@ from automap_launch.launcher.failure import WorkerFailure
 from automap_launch.launcher.spec import LaunchSpec, Rival
 from automap_launch.launcher.step_builder import FAVOURITE
 from automap_launch.launcher.supervisor import launch
-from automap_launch.plan.baselines import baselines
-from automap_launch.plan.build import build_plan, decision_of
+from automap_launch.plan.build import decision_of
 from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.derive import derive_layout
 from automap_launch.plan.execution import Execution
-from automap_launch.plan.explain import blocks, decisions_left, explain, why_whole
+from automap_launch.plan.explain import blocks, explain, why_whole
 from automap_launch.plan.file import check_plan, load_plan, save_plan
 from automap_launch.plan.layout import Layout
-from automap_launch.plan.pins import Pins
-from automap_launch.plan.plan import Origin, Plan
+from automap_launch.plan.plan import Plan
+from automap_launch.planning import Planner
 from automap_launch.program.analyse import analyse
 from automap_launch.program.program import Program
 from automap_launch.run_folder import RunFolder
@@ -42,10 +42,7 @@ from automap_launch.tracking.report import parameter_shardings, read_run, write_
 from automap_launch.tracking.tracking import Tracking
 from automap_launch.train_step import Entry, TrainStep
 from automap_launch.units import format_seconds, parse_duration
-
-if TYPE_CHECKING:
-    from automap_launch.search.evaluator import SearchEvent
-    from automap_launch.search.searchers import EpisodeEvent
+from automap_launch.verification import Check
 
 
 class Workflow:
@@ -182,88 +179,10 @@ class Workflow:
 
     def _search(self, model: CostModel, interruption: Interruption) -> dict[str, Plan]:
         """The plan, and its rivals in a trial, by name."""
-        from automap_launch.search.search import search  # imports torch, which no other phase needs
-
         assert self.tracking is not None
-        tracking, config = self.tracking, self.config.search
-        pins = Pins.resolve(config.pin, model.program, model.cluster)
-        if self.config.mode == "plan":
-            self.terminal.note(decisions_left(pins, model.program))
-        known = baselines(model.program, model.cluster)
-        episode = 0
-
-        def on_improvement(event: SearchEvent) -> None:
-            origin = Origin(event.found_by, config.seed, event.evaluations, event.seconds)
-            save_plan(build_plan(event.decision, model, origin), self.folder.plan)
-            tracking.search(
-                episode=episode,
-                best_step_seconds=event.estimate.step_seconds,
-                evaluations=event.evaluations,
-                improvement={"found_by": event.found_by, **dataclasses.asdict(event.decision)},
-            )
-
-        def on_episode(event: EpisodeEvent) -> None:
-            nonlocal episode
-            episode = event.episode
-            tracking.search(
-                episode=event.episode,
-                best_step_seconds=event.best_step_seconds,
-                evaluations=event.evaluations,
-                epsilon=event.epsilon,
-                loss=event.loss,
-            )
-
-        tracking.search_started(seconds=parse_duration(config.budget), evaluations=config.max_evaluations)
-        try:
-            found = search(
-                model,
-                config,
-                pins,
-                baselines=known,
-                on_improvement=on_improvement,
-                on_episode=on_episode,
-                stop=lambda: interruption.requested,
-            )
-            interruption.check()
-        except Interrupted:
-            if self.folder.plan.exists():
-                self.terminal.note(f"the best plan so far is in {self.folder.plan}")
-            raise
-        finally:
-            tracking.search_ended()
-        origin = Origin(found.found_by, config.seed, found.evaluations, found.seconds)
-        chosen = contenders(found, known, pins, config)
-        if chosen[FAVOURITE] != found.decision:
-            origin = dataclasses.replace(origin, searcher=DATA_PARALLEL)
-        plans = {
-            name: build_plan(decision, model, origin if name == FAVOURITE else Origin(name, config.seed))
-            for name, decision in chosen.items()
-        }
-        save_plan(plans[FAVOURITE], self.folder.plan)
-        self.summary.update(
-            search={
-                "seconds": found.seconds,
-                "evaluations": found.evaluations,
-                "episodes": found.episodes,
-                "predicted_step_seconds": found.estimate.step_seconds,
-                "baselines": {n: e.step_seconds if e and e.fits else None for n, e in found.baselines.items()},
-                "agent": dataclasses.asdict(found.agent) if found.agent else {},
-                "optimum_step_seconds": found.estimate.step_seconds if found.proven_optimal else None,
-                "lower_bound_step_seconds": found.lower_bound_step_seconds,
-                "gap": found.gap,
-            }
-        )
-        self.terminal.note(
-            f"search: {found.evaluations} plans in {format_seconds(found.seconds)}, {found.episodes} episodes; "
-            f"found by {found.found_by}; {found.conclusion}"
-        )
-        if chosen[FAVOURITE] != found.decision:
-            self.terminal.note(
-                f"its plan is predicted to take {format_seconds(found.estimate.step_seconds)} a step: it does not gain "
-                f"more over pure data parallelism than predictions may be wrong by (search.model_error="
-                f"{config.model_error:g}), and nothing is tried (search.trial=off), so pure data parallelism is taken"
-            )
-        return plans
+        outcome = Planner(self.config, model, self.folder, self.tracking, self.terminal, interruption).run()
+        self.summary.update(search=outcome.search)
+        return outcome.plans
 
     def _lay_out(self, plans: dict[str, Plan], program: Program) -> tuple[Rival, ...]:
         """Writes the layouts of all plans; the rivals of the favourite, as workers need them."""
@@ -299,6 +218,9 @@ class Workflow:
         self._summarise(plan)
         for table in explain(plan, model):
             self.terminal.show(table)
+        checks = [Check(**check) for check in self.summary.record["search"]["verified"] or ()]
+        if any(check.compiled_memory_bytes is not None for check in checks):
+            self.terminal.show(verification.table(checks))
         if plan.allow_local_batch_stats:
             self.terminal.note("micro-batches take batch statistics of their own: search.allow_local_batch_stats")
         if self.config.mode == "plan":

@@ -132,6 +132,8 @@ def test_json_prints_the_path_of_the_summary_alone(folder: Path) -> None:
     record = json.loads((folder / line).read_text())
     assert (record["status"], record["phase"], record["cluster"]["devices_per_host"]) == ("ok", "search", 8)
     assert record["search"]["baselines"].keys() >= {"single", "data_parallel"}
+    (check,) = record["search"]["verified"]
+    assert check["fits"] or check["reason"]
     run = (folder / line).parent
     assert yaml.safe_load((run / "plan.yaml").read_text())["fingerprint"] == record["fingerprint"]
     assert (run / ".hydra" / "config.yaml").exists()
@@ -186,6 +188,32 @@ def test_no_plan_fits_says_what_is_needed_and_what_there_is(folder: Path) -> Non
     assert "1000" in done.stderr or "900" in done.stderr
 
 
+def test_the_same_launch_takes_its_plan_from_the_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    launch = ("mode=plan", "cluster=v100_1x8", "search=heuristic", "tracking=none", "search.verify_top_k=0")
+    first = automap(folder, *launch, "--", "train.py", "8", "2")
+    assert first.returncode == 0, first.stderr
+    assert "from the cache" not in first.stdout
+    again = automap(folder, *launch, "--", "train.py", "8", "2")
+    assert again.returncode == 0, again.stderr
+    assert "plan from the cache of" in again.stdout
+    records = sorted((json.loads(p.read_text()) for p in folder.glob("outputs/*/*/summary.json")), key=_started)
+    assert [bool(r["search"].pop("cached")) for r in records] == [False, True]
+    assert records[0]["search"] == records[1]["search"]
+    plans = {p.read_text() for p in folder.glob("outputs/*/*/plan.yaml")}
+    assert len(plans) == 1
+    (entry,) = (folder / "cache" / "automap-launch" / "plans").iterdir()
+    entry.write_text("{")
+    third = automap(folder, *launch, "--", "train.py", "8", "2")
+    assert third.returncode == 0, third.stderr
+    assert entry.name in third.stdout
+    assert "found by" in third.stdout
+
+
+def _started(record: dict[str, Any]) -> str:
+    return str(record["started"])
+
+
 @pytest.mark.slow
 def test_a_plan_is_run_again_refused_for_another_script_and_may_be_edited(folder: Path) -> None:
     assert automap(folder, "mode=plan", *LOCAL, "--", "train.py", "8", "2").returncode == 0
@@ -236,7 +264,7 @@ def test_a_signal_while_training_leaves_no_process_and_keeps_what_was_written(
 @pytest.mark.slow
 def test_a_signal_while_searching_keeps_the_best_plan(folder: Path) -> None:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    settings = ["cluster=v100_8x8", "search=random", "search.patience=1.0", "tracking=none"]
+    settings = ["cluster=v100_8x8", "search=random", "search.patience=null", "tracking=none"]
     launcher = subprocess.Popen(
         command([*settings, "--", "train.py", "64", "2"]),
         cwd=folder,

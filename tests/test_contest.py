@@ -28,6 +28,7 @@ def found(best: Decision = BEST, runner_up: Decision | None = NEXT, plain: Estim
         estimate=estimate(1.0),
         found_by="dqn",
         runner_up=runner_up,
+        front=(),
         seconds=1.0,
         evaluations=3,
         episodes=1,

@@ -139,7 +139,7 @@ def row_of(model: Costs, pins: Pins, bounds: Bounds) -> dict[str, Any]:
     given = None if isinstance(model, CostModel) else simple_baselines(model)
 
     def run(method: str, budget: str, seed: int = 0, **config: Any) -> SearchResult | None:
-        settings = SearchConfig(method=method, budget=budget, patience=1.0, seed=seed, **config)
+        settings = SearchConfig(method=method, budget=budget, patience=None, seed=seed, **config)
         try:
             return search(model, settings, pins, baselines=given, clock=time.process_time)
         except NoPlanFitsError:

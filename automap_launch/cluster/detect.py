@@ -26,6 +26,7 @@ from automap_launch.cluster.file import load_cluster, save_cluster
 from automap_launch.cluster.known_devices import corrected_peaks
 from automap_launch.errors import ConfigError
 from automap_launch.records import read_record
+from automap_launch.resources import cache_folder
 
 # JAX's name of a platform, and ours.
 _OURS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
@@ -107,7 +108,6 @@ def _cores() -> int:
 
 def _cache_file(platform: str | None, devices: int | None, processes: int, calibrated: bool) -> Path:
     """Where the measurement, or the calibration, of this machine for this many devices is kept."""
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     key = {
         "method": _METHOD,
         "machine": [host_platform.node(), host_platform.machine(), _cores()],
@@ -119,7 +119,7 @@ def _cache_file(platform: str | None, devices: int | None, processes: int, calib
         "jaxlib": version("jaxlib"),
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    return Path(root) / "automap-launch" / f"{'calibrated' if calibrated else 'local'}-{digest}.yaml"
+    return cache_folder() / f"{'calibrated' if calibrated else 'local'}-{digest}.yaml"
 
 
 def _measure(platform: str | None, devices: int | None, processes: int, curves: bool) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def build_plan(decision: Decision, model: CostModel, origin: Origin) -> Plan:
             estimate.step_seconds, estimate.compute, estimate.communication, estimate.bubble, estimate.memory
         ),
         origin=origin,
-        versions=_versions(),
+        versions=versions(),
     )
 
 
@@ -238,7 +238,8 @@ def _reason(group: Group, decision: Decision, flip: Flip | None) -> str:
     return f"sizes {sizes}; {other}, a step would take {flip.time:.3g} x the time and {flip.memory:.3g} x the memory"
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions that a plan may depend on, by package."""
     found = {}
     for name, package in _VERSIONS_OF.items():
         try:

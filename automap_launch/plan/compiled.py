@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from automap_launch.cluster.collectives import Kind
+from automap_launch.plan.execution import Execution
 
 _ITEM_BYTES = {
     "pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8,
@@ -41,6 +42,27 @@ _NAMED_GROUPS = re.compile(
     r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?\s*\{(.*?)\}"
 )
 _TENSOR = re.compile(r"(\w+)\[([\d,]*)\]")
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """What `runtime/compile_plan.py` is asked for, by path: a folder of `TrainStep.save`, a file of `Layout.save`.
+
+    `answer`: where it writes a `CompiledPlan`.
+    """
+
+    train_step: str
+    layout: str
+    execution: Execution
+    answer: str
+
+
+@dataclass(frozen=True)
+class CompiledPlan:
+    """Of one device: bytes of memory at the peak of a step, and bytes of a step's collectives."""
+
+    memory: int
+    collectives: int
 
 
 @dataclass(frozen=True)

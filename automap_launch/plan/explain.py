@@ -38,7 +38,7 @@ def explain(plan: Plan, model: CostModel) -> list[Table]:
 
 def blocks(program: Program) -> Table:
     """The blocks of which stages are made: `search.pin.cuts` names the first blocks of the later stages."""
-    table = _table("Blocks, of which pipeline stages are made")
+    table = plain_table("Blocks, of which pipeline stages are made")
     table.add_column("block", justify="right", no_wrap=True)
     for name in ("forward", "backward", "parameters", "sent on"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -95,7 +95,7 @@ def why_whole(program: Program) -> list[str]:
 
 def candidates(plan: Plan, decision: Decision, model: CostModel) -> Table:
     """Predicted step time and memory of the plan and of each baseline, and their time by data parallelism's."""
-    table = _table(
+    table = plain_table(
         f"Plans for {model.cluster.describe()}, predicted",
         f"this plan: found by {plan.origin.searcher}; vs DP below 1: faster than pure data parallelism\n"
         "pp: stages, dp: data, tp: model, mb: micro-batches; the rest of a pipeline's step is waiting (bubble)",
@@ -112,7 +112,7 @@ def candidates(plan: Plan, decision: Decision, model: CostModel) -> Table:
     for name, own, estimate in rows:
         table.add_row(
             name,
-            _layout(own),
+            short_mesh(own),
             "-" if own.storage == "none" else own.storage,
             format_seconds(estimate.step_seconds),
             format_seconds(estimate.compute),
@@ -135,7 +135,7 @@ def groups(plan: Plan, model: CostModel) -> Table:
     flips = flips_of(decision_of(plan, model.program), model)
     hidden = [c for c in plan.groups if c.axis is None and model.program.groups[c.id].kind == "activation"]
     caption = f"and {len(hidden)} group{'s'[: len(hidden) > 1]} of activations alone, not sharded" if hidden else None
-    table = _table("Groups of dims that are sharded alike", caption)
+    table = plain_table("Groups of dims that are sharded alike", caption)
     table.add_column("id", justify="right", no_wrap=True)
     for name in ("sizes", "axis", "parameters", "if flipped"):
         table.add_column(name, no_wrap=True)
@@ -158,7 +158,7 @@ def stages(plan: Plan, decision: Decision, model: CostModel) -> Table:
     m = decision.micro_batches
     runs = model.stages(decision)
     flying = in_flight(decision.schedule, decision.stages, m)
-    table = _table(
+    table = plain_table(
         f"Stages: {m} micro-batch{'es'[: 2 * (m > 1)]}, schedule {decision.schedule}",
         "seconds of a step; once: casts and gathering before, gradient reduction and update after",
     )
@@ -184,7 +184,7 @@ def stages(plan: Plan, decision: Decision, model: CostModel) -> Table:
 def time_spent(decision: Decision, model: CostModel) -> Table:
     """Seconds of each part of the step and of each kind of collective, costliest first; of a pipeline, of the stage
     that is busy longest."""
-    table = _table("Where a step's time goes, predicted", _BUSIEST if decision.stages > 1 else None)
+    table = plain_table("Where a step's time goes, predicted", _BUSIEST if decision.stages > 1 else None)
     for name in ("what", "time", "share", "bytes/device", "collectives"):
         table.add_column(name, justify="left" if name == "what" else "right", no_wrap=True)
     estimate = model.estimate(decision)
@@ -213,7 +213,8 @@ def describe_mesh(decision: Decision) -> str:
     return mesh if decision.storage == "none" else f"{mesh}, ZeRO: {decision.storage}"
 
 
-def _table(title: str, caption: str | None = None) -> Table:
+def plain_table(title: str, caption: str | None = None) -> Table:
+    """An empty table in the style of all of ours."""
     return Table(
         title=f"\n{title}",
         caption=caption,
@@ -231,7 +232,7 @@ def _mesh(decision: Decision) -> str:
     return " x ".join(parts) or "1 device"
 
 
-def _layout(decision: Decision) -> str:
+def short_mesh(decision: Decision) -> str:
     """The mesh; with stages or micro-batches in few characters: `pp4 dp2 tp2 mb8`."""
     if decision.stages == decision.micro_batches == 1:
         return _mesh(decision)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from automap_launch.units import parse_duration
 
 TRIALS = ("auto", "off")
+CACHES = ("read", "refresh", "off")
 METHODS = ("portfolio", "dqn", "exact", "anneal", "random", "heuristic")
 
 
@@ -120,13 +121,20 @@ class SearchConfig:
       method: `portfolio` (the agent, then the oracle for the rest of the box), `dqn` (the agent with upper confidence
         bounds and hill-climbing), `exact` (the oracle), `anneal`, `random`, or `heuristic` (the baselines alone).
       budget: the search ends after this time at the latest.
-      patience: it ends early when the best has not moved for this share of the budget.
+      patience: the agent, and then the oracle, ends early when it has got no further for this long, or for as long as
+        it has needed for what it has found, whichever is more; null: never.
       max_evaluations: it ends after this many evaluated plans; with it the result depends on `seed` alone.
       pretrained: the agent begins with the weights that come with the package; off: as the look-ahead alone acts.
       memory_fraction: the share of a device's memory that a plan may use.
       max_blocks: the forward part is cut into at most this many blocks, of which pipeline stages are made.
       trial: `auto`: before training, the best plans and pure data parallelism run a few steps on the devices, and the
         fastest trains; `off`: the predictions decide.
+      verify_top_k: so many of the plans that go to the devices are compiled by XLA first, for as many virtual CPU
+        devices, and those that need more memory than a device has are replaced or left out; 0: none; null: 1, and on
+        CPU clusters 0, where the launch compiles the same module anyway.
+      verify_timeout: plans that are not compiled by then are taken as predicted.
+      cache: `read`: the plan of an earlier launch with the same step, cluster, settings and versions is taken, if there
+        is one; `refresh`: it is searched for anew and kept; `off`: nothing is read or kept.
       model_error: share by which predictions may be wrong: without a trial, a plan that is not predicted to gain more
         than this over pure data parallelism is not taken.
       allow_local_batch_stats: micro-batches may take batch statistics of their own (batch norm), which changes results
@@ -135,13 +143,16 @@ class SearchConfig:
 
     method: str = "portfolio"
     budget: str = "2h"
-    patience: float = 0.1
+    patience: str | None = "20s"
     max_evaluations: int | None = None
     pretrained: bool = False
     seed: int = 0
     memory_fraction: float = 0.9
     max_blocks: int = 32
     trial: str = "auto"
+    verify_top_k: int | None = None
+    verify_timeout: str = "2m"
+    cache: str = "read"
     model_error: float = 0.1
     allow_local_batch_stats: bool = False
     pin: PinConfig = field(default_factory=PinConfig)
@@ -152,14 +163,19 @@ class SearchConfig:
         if self.method not in METHODS:
             raise ValueError(f"search.method is one of {', '.join(METHODS)}, got {self.method!r}")
         parse_duration(self.budget, "search.budget")
-        if not 0 < self.patience <= 1:
-            raise ValueError(f"search.patience is a share of the budget, above 0 and at most 1, got {self.patience}")
+        if self.patience is not None:
+            parse_duration(self.patience, "search.patience")
         if not 0 < self.memory_fraction <= 1:
             raise ValueError(f"search.memory_fraction is above 0 and at most 1, got {self.memory_fraction}")
         if self.max_evaluations is not None and self.max_evaluations < 1:
             raise ValueError(f"search.max_evaluations is at least 1 or null, got {self.max_evaluations}")
         if self.trial not in TRIALS:
             raise ValueError(f"search.trial is one of {', '.join(TRIALS)}, got {self.trial!r}")
+        if self.verify_top_k is not None and self.verify_top_k < 0:
+            raise ValueError(f"search.verify_top_k is at least 0 or null, got {self.verify_top_k}")
+        parse_duration(self.verify_timeout, "search.verify_timeout")
+        if self.cache not in CACHES:
+            raise ValueError(f"search.cache is one of {', '.join(CACHES)}, got {self.cache!r}")
         if self.model_error < 0:
             raise ValueError(f"search.model_error is a share of at least 0, got {self.model_error}")
         if self.max_blocks < 1:

@@ -20,6 +20,8 @@ EndReason = Literal["budget", "evaluations", "patience", "stopped", "exhausted",
 OVERFLOW_PENALTY = 2.0
 # Plans of larger spaces are not counted off: nobody tries them all.
 EXHAUSTIBLE = 200_000
+# A better bound is progress when the gap to it has become smaller by at least this share.
+NOTICEABLE = 0.1
 
 
 class SearchEnd(Exception):  # noqa: N818
@@ -48,11 +50,18 @@ class SearchEvent:
 
 @dataclass(frozen=True)
 class Limits:
-    """When the search ends. `seconds`: since its start. `idle_seconds`: since the last improvement."""
+    """When the search, or a phase of it, ends.
+
+    Attributes:
+      seconds: since the search began. evaluations: different plans.
+      patience: seconds without progress, or as long as the phase's progress took, whichever is more.
+      exhaustion: it ends when every plan of the space has been evaluated.
+    """
 
     seconds: float = math.inf
-    idle_seconds: float = math.inf
+    patience: float = math.inf
     evaluations: int | None = None
+    exhaustion: bool = True
     stop: Callable[[], bool] = lambda: False
 
 
@@ -86,8 +95,8 @@ class Evaluator:
         self._cache: dict[Decision, Estimate] = {}
         self._space_size = self.space.size
         self._exhaustible = self._space_size <= EXHAUSTIBLE
-        self.started = self.clock()
-        self._last_improvement = self.started
+        self.started = self._phase_began = self._last_progress = self.clock()
+        self._gap = math.inf
 
     @property
     def evaluations(self) -> int:
@@ -102,6 +111,11 @@ class Evaluator:
     def remaining(self) -> int:
         """How many plans of the space have not been evaluated."""
         return self._space_size - self.covered
+
+    def begin(self, limits: Limits) -> None:
+        """Begins a phase of the search, whose patience counts from now."""
+        self.limits = limits
+        self._phase_began = self._last_progress = self.clock()
 
     def is_new(self, decision: Decision) -> bool:
         return decision not in self._cache
@@ -163,7 +177,7 @@ class Evaluator:
         if beats_all:
             self.best = event
             self.curve.append(event)
-            self._last_improvement = self.clock()
+            self._last_progress = self.clock()
             self.on_improvement(event)
 
     def runner_up(self) -> Decision | None:
@@ -178,22 +192,41 @@ class Evaluator:
         ]
         return min(others)[2] if others else None
 
+    def front(self) -> tuple[tuple[Decision, Estimate], ...]:
+        """Plans of the space that fit, the fastest first; each of the others needs less memory than all before it."""
+        fitting = [
+            (estimate.step_seconds, estimate.memory.total, index, decision)
+            for index, (decision, estimate) in enumerate(self._cache.items())
+            if estimate.fits and decision in self.space
+        ]
+        found: list[tuple[Decision, Estimate]] = []
+        for _, memory, _, decision in sorted(fitting):
+            if not found or memory < found[-1][1].memory.total:
+                found.append((decision, self._cache[decision]))
+        return tuple(found)
+
     def raise_lower_bound(self, seconds: float) -> None:
         """Notes that no plan that beats the best one takes less. With infinity: there is none, the best is optimal."""
         self.lower_bound = max(self.lower_bound, seconds)
+        if self.best is None or self.lower_bound == 0:
+            return
+        gap = self.best.estimate.step_seconds / self.lower_bound - 1
+        if gap <= (1 - NOTICEABLE) * self._gap:
+            self._gap = gap
+            self._last_progress = self.clock()
 
     def check_limits(self) -> None:
         """Raises SearchEnd when a limit is reached."""
         now = self.clock()
         if self.limits.stop():
             raise SearchEnd("stopped")
-        if self.remaining == 0:
+        if self.limits.exhaustion and self.remaining == 0:
             raise SearchEnd("exhausted")
         if self.limits.evaluations is not None and self.evaluations >= self.limits.evaluations:
             raise SearchEnd("evaluations")
         if now - self.started >= self.limits.seconds:
             raise SearchEnd("budget")
-        if now - self._last_improvement >= self.limits.idle_seconds:
+        if now - self._last_progress >= max(self.limits.patience, self._last_progress - self._phase_began):
             raise SearchEnd("patience")
 
 

@@ -57,6 +57,7 @@ class SearchResult:
       found_by: a baseline's name, `simple` (the simple plans of one stage), the searcher's name, `hill_climbing`, or
         `oracle`.
       runner_up: see `Evaluator.runner_up`.
+      front: see `Evaluator.front`.
       evaluations: different plans evaluated. episodes: of the searcher.
       baselines: their estimates by name, also of those that do not fit or that a pin rules out; None: there is none.
       agent: None when the search ended before the agent found a plan that fits, or had none.
@@ -71,6 +72,7 @@ class SearchResult:
     estimate: Estimate
     found_by: str
     runner_up: Decision | None
+    front: tuple[tuple[Decision, Estimate], ...]
     seconds: float
     evaluations: int
     episodes: int
@@ -133,10 +135,8 @@ def search(
             "`data` and the micro-batches, or no linkage group that may be sharded divides by the axis `model`",
             hint="loosen search.pin, or set cluster.devices to a number that divides the batch",
         )
-    budget = parse_duration(config.budget)
-    # With a count of evaluations the result must not depend on the clock more than it has to.
-    idle = budget * config.patience if config.max_evaluations is None else math.inf
-    evaluator = Evaluator(model, space, Limits(budget, idle, config.max_evaluations, stop), on_improvement, clock)
+    limits = Limits(parse_duration(config.budget), _patience(config), config.max_evaluations, stop=stop)
+    evaluator = Evaluator(model, space, limits, on_improvement, clock)
     if baselines is None:
         baselines = known_plans(model.program, model.cluster)
     known = {name: decision for name, decision in baselines.items() if decision is not None}
@@ -156,6 +156,7 @@ def search(
         estimate=best.estimate,
         found_by=best.found_by,
         runner_up=evaluator.runner_up(),
+        front=evaluator.front(),
         seconds=evaluator.seconds,
         evaluations=evaluator.evaluations,
         episodes=evaluator.episode,
@@ -169,6 +170,13 @@ def search(
     )
 
 
+def _patience(config: SearchConfig) -> float:
+    # With a count of evaluations the result must not depend on the clock more than it has to.
+    if config.patience is None or config.max_evaluations is not None:
+        return math.inf
+    return parse_duration(config.patience)
+
+
 def _run(evaluator: Evaluator, on_episode: OnEpisode, config: SearchConfig) -> EndReason:
     if config.method == "heuristic":
         return _let(HeuristicSearcher(), evaluator, on_episode)
@@ -177,19 +185,21 @@ def _run(evaluator: Evaluator, on_episode: OnEpisode, config: SearchConfig) -> E
     if config.method == "anneal":
         return _let(AnnealingSearcher(config.seed), evaluator, on_episode)
     limits = evaluator.limits
+    has_agent = config.method in ("dqn", "portfolio")
+    # The agent has its episodes also where the seeds have been through the whole space: they show what it is worth.
+    evaluator.begin(replace(limits, exhaustion=not has_agent))
     evaluator.found_by = SEEDS
     ended = _until_end(partial(_seed, evaluator, config))
-    if ended == "finished" and config.method in ("dqn", "portfolio"):
-        if config.method == "portfolio":
-            evaluator.limits = _of_the_agent(limits, evaluator.evaluations)
+    if ended == "finished" and has_agent:
+        of_the_agent = _of_the_agent(limits, evaluator.evaluations) if config.method == "portfolio" else limits
+        evaluator.begin(replace(of_the_agent, exhaustion=False))
         ended = _let(_dqn(evaluator, config), evaluator, on_episode)
         if config.method == "dqn" or limits.stop() or (ended == "evaluations" and _spent(evaluator, limits)):
             return ended
         ended = "finished"
     if ended != "finished":
         return ended
-    # What the oracle looks at need not be better than what is known, so patience does not end it.
-    evaluator.limits = replace(limits, idle_seconds=math.inf)
+    evaluator.begin(limits)
     ended = _let(Oracle(), evaluator, on_episode)
     return "proven" if ended == "finished" else ended
 

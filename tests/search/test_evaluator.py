@@ -37,7 +37,7 @@ def test_plans_beyond_the_limit_are_not_costed():
 
 @pytest.mark.parametrize(
     ("limits", "now", "reason"),
-    [({"seconds": 10}, 10.5, "budget"), ({"idle_seconds": 3}, 3.5, "patience"), ({"stop": lambda: True}, 0, "stopped")],
+    [({"seconds": 10}, 10.5, "budget"), ({"patience": 3}, 3.5, "patience"), ({"stop": lambda: True}, 0, "stopped")],
 )
 def test_each_limit_ends_the_search_by_its_name(limits, now, reason):
     problem = Problem()
@@ -49,24 +49,65 @@ def test_each_limit_ends_the_search_by_its_name(limits, now, reason):
     assert end.value.reason == reason
 
 
-def test_an_improvement_restarts_patience():
+def patient(seconds: float) -> tuple[Problem, Evaluator, list[float]]:
+    """An evaluator with this patience, and the time on its clock."""
     time = [0.0]
     problem = Problem()
-    costs = Evaluator(
-        problem, PlanSpace.pinned(problem.program, Pins(8)), Limits(idle_seconds=3), clock=lambda: time[0]
-    )
+    space = PlanSpace.pinned(problem.program, Pins(8))
+    return problem, Evaluator(problem, space, Limits(patience=seconds), clock=lambda: time[0]), time
+
+
+def test_an_improvement_restarts_patience_which_is_as_long_as_what_was_found_took():
+    problem, costs, time = patient(3)
     slow, fast = sorted(
         [Decision(8, 1), Decision(8, 1, storage="state")], key=lambda d: -problem.estimate(d).step_seconds
     )
     time[0] = 2.0
     costs.estimate(slow)
-    time[0] = 4.0
+    time[0] = 4.9  # less than 3 s later
     costs.estimate(fast)
-    time[0] = 6.9
+    time[0] = 9.7
     costs.estimate(slow)
-    time[0] = 7.1
+    time[0] = 9.8
     with pytest.raises(SearchEnd):
         costs.estimate(slow)
+
+
+def test_patience_counts_from_the_beginning_of_a_phase():
+    _, costs, time = patient(3)
+    time[0] = 150.0
+    costs.begin(costs.limits)
+    time[0] = 152.9
+    costs.check_limits()
+    time[0] = 153.0
+    with pytest.raises(SearchEnd):
+        costs.check_limits()
+
+
+@pytest.mark.parametrize(("nearer", "goes_on"), [(0.99, False), (0.85, True)])
+def test_a_better_bound_is_progress_when_the_gap_shrinks_noticeably(nearer: float, goes_on: bool):
+    _, costs, time = patient(3)
+    seconds = costs.estimate(Decision(8, 1)).step_seconds
+    costs.raise_lower_bound(seconds / 1.2)
+    time[0] = 2.0
+    costs.raise_lower_bound(seconds / (1 + 0.2 * nearer))
+    time[0] = 4.0
+    if goes_on:
+        costs.check_limits()
+    else:
+        with pytest.raises(SearchEnd):
+            costs.check_limits()
+
+
+def test_a_searcher_may_go_on_in_a_space_that_is_exhausted():
+    problem = Problem(pair_count=1, lure_count=0, burden_count=0)
+    costs = evaluator(problem, exhaustion=False)
+    costs.estimate_many(list(costs.space))
+    costs.estimate(Decision(8, 1))
+    costs.begin(Limits())
+    with pytest.raises(SearchEnd) as end:
+        costs.estimate(Decision(8, 1))
+    assert end.value.reason == "exhausted"
 
 
 def test_a_plan_that_does_not_fit_is_never_the_best_but_may_be_the_closest():

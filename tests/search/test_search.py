@@ -1,6 +1,8 @@
 import contextlib
 import dataclasses
 import itertools
+import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -133,7 +135,7 @@ def test_the_sequence_of_plans_does_not_depend_on_the_budget():
         assert result.ended == "stopped"
         return [(e.decision, e.evaluations) for e in result.curve]
 
-    assert plans(budget="1h") == plans(budget="3h", patience=1.0)
+    assert plans(budget="1h") == plans(budget="3h", patience=None)
 
 
 @pytest.mark.parametrize("method", ["heuristic", "random", "dqn"])
@@ -168,10 +170,38 @@ def test_small_spaces_are_searched_to_the_end_and_the_best_is_proven():
     assert (result.gap, result.lower_bound_step_seconds) == (0.0, result.estimate.step_seconds)
     assert result.estimate.step_seconds == pytest.approx(problem.optimum())
     assert result.agent.gap >= 0
+    assert result.episodes >= 6
+
+
+def test_the_agent_has_its_episodes_where_the_seeds_have_been_through_the_whole_space():
+    problem = Problem(pair_count=1, lure_count=0, burden_count=0)
+    agent = AgentConfig(epsilon_episodes=3, round_episodes=3)
+    result = run(problem, Pins(8, data=4, storage="none"), method="portfolio", max_evaluations=None, agent=agent)
+    assert result.space_size < 10
+    assert (result.ended, result.proven_optimal) == ("exhausted", True)
+    assert result.episodes >= 6
+    assert result.agent.gap == 0.0
+
+
+@pytest.mark.parametrize(("patience", "ended"), [("100ms", "patience"), (None, "proven")])
+def test_an_oracle_that_gets_no_further_ends_by_patience(patience, ended, monkeypatch):
+    class Slow:
+        name = "oracle"
+
+        def run(self, evaluator, on_episode):
+            for _ in range(20):
+                time.sleep(0.01)
+                evaluator.check_limits()
+            evaluator.raise_lower_bound(math.inf)
+
+    monkeypatch.setattr("automap_launch.search.search.Oracle", Slow)
+    result = run(Problem(**HIDDEN), method="exact", max_evaluations=None, patience=patience)
+    assert result.ended == ended
+    assert result.proven_optimal == (ended == "proven")
 
 
 def test_the_search_keeps_to_its_budget():
-    result = run(Problem(**HIDDEN), max_evaluations=None, budget="500ms", patience=1.0)
+    result = run(Problem(**HIDDEN), max_evaluations=None, budget="500ms", patience=None)
     assert result.ended == "budget"
     assert 0.5 <= result.seconds < 2.5
 
@@ -179,7 +209,7 @@ def test_the_search_keeps_to_its_budget():
 def test_patience_ends_a_search_that_no_longer_improves():
     result = run(Problem(**HIDDEN), method="heuristic", max_evaluations=None)
     assert result.ended == "finished"
-    result = run(Problem(**HIDDEN), max_evaluations=None, budget="1h", patience=1e-4)  # 0.36 s
+    result = run(Problem(**HIDDEN), max_evaluations=None, patience="300ms")
     assert result.ended == "patience"
 
 
