@@ -1,7 +1,7 @@
 """`BlockTable`: prices by block of all plans with one mesh a stage and one number of micro-batches.
 
-A row is priced for one micro-batch (`rows.micro_row`), once for each way to shard its own groups. What the blocks of a
-plan cost is then one matrix product: how often each block runs each row, times the rows' prices.
+Rows are priced for one micro-batch, all of a plan at once (`patterns.py`). What the blocks of a plan cost is then one
+matrix product: how often each block runs each row, times the rows' prices.
 """
 
 from __future__ import annotations
@@ -12,27 +12,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from automap_launch.cluster.cluster import Cluster
-from automap_launch.cluster.collectives import Kind, alpha_beta
+from automap_launch.cluster.collectives import KINDS, Kind, alpha_beta
 from automap_launch.plan.block_costs import HELD, MICRO_PHASES, PHASES, BlockCosts, Joined, TiedParameter
 from automap_launch.plan.block_memory import BlockMemory
-from automap_launch.plan.cases import BOTH, Case, Collective, case_of, gather_case
+from automap_launch.plan.cases import AXES, BOTH, Case, Collective, gathers_of
 from automap_launch.plan.decision import STORAGES, Decision, Storage
-from automap_launch.plan.group_bounds import ROWS, GroupBounds
-from automap_launch.plan.pricing import OPTIMIZER, OTHER, PARAMETERS, RowSets, StepArgument
-from automap_launch.plan.rows import Row, micro_row
-from automap_launch.plan.sharding import DATA, MODEL, spec_of, storage_spec
+from automap_launch.plan.group_bounds import GroupBounds
+from automap_launch.plan.patterns import PatternBook, Patterns, phase_of
+from automap_launch.plan.quantity import Array
+from automap_launch.plan.sharding import DATA, MODEL, spec_of
 from automap_launch.plan.table import MeshTable
 from automap_launch.program.batch_analysis import Shares
 from automap_launch.program.program import Program
 
-Array = npt.NDArray[np.float64]
-
 # Collectives over the data axis that the compiler joins, and whether they run after the micro-batches.
 _JOINED: dict[Kind, bool] = {"all_gather": False, "all_reduce": True, "reduce_scatter": True}
-_JOINED_KINDS = tuple(_JOINED)
+_JOINED_NUMBER = np.array([list(_JOINED).index(kind) if kind in _JOINED else -1 for kind in KINDS])
+_DATA, _MODEL, _BOTH = (AXES.index(axis) for axis in (DATA, MODEL, BOTH))
+_GATHER, _AFTER = KINDS.index("all_gather"), PHASES.index("after")
 
 # Columns of a row's or argument's price.
 _SECONDS = slice(0, len(PHASES))
@@ -41,10 +40,6 @@ _SIZES = slice(_COLLECTIVES.stop, _COLLECTIVES.stop + len(_JOINED))
 _COUNTS = slice(_SIZES.stop, _SIZES.stop + len(_JOINED))
 _HELD = slice(_COUNTS.stop, _COUNTS.stop + len(HELD))
 _WIDTH = _HELD.stop
-_HELD_COLUMN = {PARAMETERS: "parameters", OPTIMIZER: "optimizer", OTHER: "other"}
-
-# Sums of low-precision gradients are kept in 32 bits.
-_SUM_BYTES = 4
 _CASES = 1024  # kept at a time
 
 
@@ -69,7 +64,7 @@ class BlockTable:
         self,
         program: Program,
         cluster: Cluster,
-        sets: RowSets,
+        patterns: PatternBook,
         memory: BlockMemory,
         on_mesh: MeshTable,
         *,
@@ -78,7 +73,8 @@ class BlockTable:
     ) -> None:
         self._program = program
         self._cluster = cluster
-        self._row_sets = sets
+        self._row_sets = sets = patterns.sets
+        self._patterns = patterns
         self._memory = memory
         self._on_mesh = on_mesh
         self._mesh = on_mesh.mesh
@@ -86,20 +82,15 @@ class BlockTable:
         self._devices = math.prod(self._mesh.values())
         self._speed = min(cluster.curves.alone_speedup, cluster.devices / (self._devices * stages))
         self._lengths = np.array([len(r) + len(a) for r, a in zip(sets.rows, sets.arguments, strict=True)])
-        self._within = np.concatenate([np.arange(n) for n in self._lengths]) if len(self._lengths) else np.zeros(0, int)
         self.times = self._block_times()
         self._tied_readers: dict[int, list[int]] = {}
         for number, block in enumerate(program.blocks if stages > 1 else ()):
             for parameter in block.tied:
                 self._tied_readers.setdefault(parameter, []).append(number)
-        self._starts = np.full(on_mesh.places, -1, dtype=np.int64)
-        self._prices = np.zeros((1024, _WIDTH))
-        self._filled = 0
-        self._row_prices_known: dict[tuple[int, tuple[int, ...], bool], list[Array]] = {}
-        self._micro_rows: dict[int, Row] = {}
+        self._site = patterns.site(self._mesh, micro_batches)
         self._costs: OrderedDict[tuple[frozenset[int], str], BlockCosts] = OrderedDict()
-        joined = [alpha_beta(cluster, self._mesh, DATA, kind) for kind in _JOINED]
-        self._alpha, self._beta = (np.array(column) for column in zip(*joined, strict=True))
+        links = [[alpha_beta(cluster, self._mesh, axis, kind) for axis in AXES] for kind in KINDS]
+        self._alpha, self._beta = np.moveaxis(np.array(links), -1, 0)
 
     def costs(self, decision: Decision) -> BlockCosts:
         """Costs by block of a decision, whatever its cuts and its schedule."""
@@ -116,23 +107,17 @@ class BlockTable:
     def bounds(self, storage: Storage) -> GroupBounds:
         """Lower bounds of all blocks together, over the sets of groups that are sharded."""
         level = STORAGES.index(storage)
-        times = self.times.sum(axis=0)
-        ends = np.cumsum(self._lengths)
-        tables = []
-        for column, groups in enumerate(self._on_mesh.sets):
-            own = times[ends[column] - self._lengths[column] : ends[column]]
-            table = np.zeros((ROWS, 1 << len(groups)))
-            for mask in range(1 << len(groups)):
-                place = self._on_mesh.place(column, level, mask)
-                if self._starts[place] < 0:
-                    self._fill(column, place)
-                start = self._starts[place]
-                totals = own @ self._prices[start : start + len(own)]
-                seconds = totals[_SECONDS] / self._speed + totals[_COLLECTIVES]
-                micro, once = seconds[:MICRO_PHASES].sum(), seconds[MICRO_PHASES:].sum() + totals[_SIZES] @ self._beta
-                table[:, mask] = self._micro_batches * micro + once, micro, totals[_HELD].sum()
-            tables.append(table)
-        return GroupBounds(self._on_mesh.sets, tuple(tables))
+        patterns = self._patterns.all_of(self._site, level, lambda: self._on_mesh.assignments(level))
+        times = np.split(self.times.sum(axis=0), np.cumsum(self._lengths)[:-1])
+        subsets = [1 << len(groups) for groups in self._on_mesh.sets]
+        often = np.concatenate([np.tile(own, count) for own, count in zip(times, subsets, strict=True)])
+        starts = np.cumsum(patterns.lengths) - patterns.lengths
+        totals = np.add.reduceat(often[:, None] * self._price(patterns), starts)
+        seconds = totals[:, _SECONDS] / self._speed + totals[:, _COLLECTIVES]
+        micro = seconds[:, :MICRO_PHASES].sum(axis=1)
+        once = seconds[:, MICRO_PHASES:].sum(axis=1) + totals[:, _SIZES] @ self._joined(self._beta)
+        rows = np.stack([self._micro_batches * micro + once, micro, totals[:, _HELD].sum(axis=1)])
+        return GroupBounds(self._on_mesh.sets, self._on_mesh.by_set(rows))
 
     def _work_out(self, decision: Decision) -> BlockCosts:
         rules, data = self._row_sets.rules, self._mesh[DATA]
@@ -153,8 +138,8 @@ class BlockTable:
                 after=tuple(_JOINED.values()),
                 bytes=totals[:, _SIZES],
                 counts=totals[:, _COUNTS],
-                alpha=self._alpha,
-                beta=self._beta,
+                alpha=self._joined(self._alpha),
+                beta=self._joined(self._beta),
                 bucket=rules.combine_bytes,
             ),
             held=held,
@@ -168,26 +153,40 @@ class BlockTable:
 
     def _row_prices(self, decision: Decision) -> Array:
         """float64[rows and arguments of all sets, _WIDTH]."""
-        where = self._on_mesh.places_of([decision])[0]
-        for column in np.nonzero(self._starts[where] < 0)[0]:
-            self._fill(int(column), int(where[column]))
-        prices: Array = self._prices[np.repeat(self._starts[where], self._lengths) + self._within]
-        return prices
+        where = self._on_mesh.places_of([decision])[0].tolist()
+        assignments = [(column, *self._on_mesh.assignment(column, place)) for column, place in enumerate(where)]
+        return self._price(self._patterns.of(self._site, assignments))
 
-    def _fill(self, column: int, place: int) -> None:
-        axes, storage = self._on_mesh.assignment(column, place)
-        # Of a row it only matters whether anything is stored sharded, not what.
-        key = (column, tuple(axes), storage > 0)
-        if key not in self._row_prices_known:
-            priced = [self._price_row(row, axes, storage) for row in self._row_sets.rows[column]]
-            self._row_prices_known[key] = priced
-        rows = list(self._row_prices_known[key])
-        rows += [self._price_argument(argument, axes, storage) for argument in self._row_sets.arguments[column]]
-        while self._filled + len(rows) > len(self._prices):
-            self._prices = np.concatenate([self._prices, np.zeros_like(self._prices)])
-        self._prices[self._filled : self._filled + len(rows)] = rows
-        self._starts[place] = self._filled
-        self._filled += len(rows)
+    def _price(self, patterns: Patterns) -> Array:
+        """float64[items, _WIDTH]."""
+        items, wires, holdings = patterns.items, patterns.wires, patterns.holdings
+        columns = np.zeros((len(items), _WIDTH))
+        columns[np.arange(len(items)), _SECONDS.start + items["phase"]] = self._patterns.seconds(self._site, patterns)
+        # A sum over both axes: over `model` for each micro-batch, over `data` once.
+        both = wires["axis"] == _BOTH
+        parts = np.concatenate([wires, wires[both]])
+        parts["axis"][: len(wires)][both], parts["combinable"][: len(wires)][both] = _MODEL, False
+        parts["axis"][len(wires) :] = _DATA
+        item, kind, axis = parts["item"], parts["kind"], parts["axis"]
+        sizes = parts["size"] / self._site.divided_by[parts["over"]]
+        joined = parts["combinable"] & (axis == _DATA) & (_JOINED_NUMBER[kind] >= 0)
+        numbers = _JOINED_NUMBER[kind[joined]]
+        np.add.at(columns, (item[joined], _SIZES.start + numbers), sizes[joined])
+        np.add.at(columns, (item[joined], _COUNTS.start + numbers), 1.0)
+        seconds = self._alpha[kind, axis] * parts["wait"] + self._beta[kind, axis] * sizes
+        # Sums over examples are added up on each device, and over devices once.
+        late = (axis == _DATA) & (kind != _GATHER) & ~items["once"][item]
+        phase = np.where(late, _AFTER, items["phase"][item])
+        alone = ~joined
+        np.add.at(columns, (item[alone], _COLLECTIVES.start + phase[alone]), seconds[alone])
+        held = holdings["bytes"] / self._site.divided_by[holdings["over"]]
+        np.add.at(columns, (holdings["item"], _HELD.start + holdings["use"]), held)
+        return columns
+
+    @staticmethod
+    def _joined(of_kinds: Array) -> Array:
+        """float64[joined kinds]: of the data axis. Args: of_kinds: float64[KINDS, AXES]."""
+        return of_kinds[[KINDS.index(kind) for kind in _JOINED], _DATA]
 
     def _block_times(self) -> Array:
         """float64[blocks, rows and arguments]: how often each block has them."""
@@ -207,58 +206,13 @@ class BlockTable:
         for column, place in enumerate(where):
             axes, storage = self._on_mesh.assignment(column, int(place))
             for row in self._row_sets.rows[column]:
-                case, phase = self._case(row, axes, storage)
+                case = self._patterns.pattern(self._site, row, axes, storage > 0).at(self._site.divided_by)
+                phase = phase_of(row, self._program.batch)
                 yield Member(case.flops, phase, tuple(_placed(case, phase, once=row.once)))
             for argument in self._row_sets.arguments[column]:
-                yield Member(0.0, "before", tuple(("before", g) for g in self._gathers(argument, axes, storage)))
-
-    def _case(self, row: Row, axes: Mapping[int, str], storage: int) -> tuple[Case, str]:
-        """One run of a row for one micro-batch, and its phase."""
-        micro = self._micro_rows.get(id(row))
-        if micro is None:  # rows live as long as their sets do
-            micro = self._micro_rows[id(row)] = micro_row(row, self._program.batch, self._micro_batches)
-        case = case_of(micro, axes, self._mesh, self._row_sets.rules, scattered=storage > 0)
-        return case, _phase(row, self._program.batch)
-
-    def _price_row(self, row: Row, axes: Mapping[int, str], storage: int) -> Array:
-        columns = np.zeros(_WIDTH)
-        case, phase = self._case(row, axes, storage)
-        columns[PHASES.index(phase)] = self._row_sets.seconds(row, case)
-        for when, collective in _placed(case, phase, once=row.once):
-            self._add(columns, when, collective)
-        return columns
-
-    def _add(self, columns: Array, phase: str, collective: Collective) -> None:
-        kind = collective.kind
-        if is_joined(collective):
-            columns[_SIZES.start + _JOINED_KINDS.index(kind)] += collective.size
-            columns[_COUNTS.start + _JOINED_KINDS.index(kind)] += 1
-            return
-        alpha, beta = alpha_beta(self._cluster, self._mesh, collective.axis, kind)
-        columns[_COLLECTIVES.start + PHASES.index(phase)] += alpha * collective.wait + beta * collective.size
-
-    def _gathers(self, argument: StepArgument, axes: Mapping[int, str], storage: int) -> tuple[Collective, ...]:
-        """The gathering of parameters that are stored, or were updated, sharded over the data axis."""
-        if storage == 0 or argument.column != PARAMETERS:
-            return ()
-        return gather_case(argument.tensor, axes, self._mesh, self._row_sets.rules).collectives
-
-    def _price_argument(self, argument: StepArgument, axes: Mapping[int, str], storage: int) -> Array:
-        columns, tensor = np.zeros(_WIDTH), argument.tensor
-        compute = spec_of(tensor.groups, tensor.shape, axes, self._mesh)
-        stored = storage_spec(compute, tensor.shape, self._mesh) if storage >= argument.stored_from else compute
-        size = math.prod(tensor.shape)
-        held = _HELD_COLUMN[argument.column]
-        columns[_HELD.start + HELD.index(held)] = size * tensor.item_bytes / self._parts(stored)
-        if argument.column == PARAMETERS:
-            columns[_HELD.start + HELD.index("gradients")] = (
-                size * max(tensor.item_bytes, _SUM_BYTES) / self._parts(compute)
-            )
-        for gather in self._gathers(argument, axes, storage):
-            self._add(columns, "before", gather)
-            if storage >= argument.stored_from:
-                columns[_HELD.start + HELD.index("other")] += gather.size
-        return columns
+                gathered = storage > 0 and argument.use == "parameters"
+                wires = gathers_of(argument.tensor, axes, self._mesh) if gathered else ()
+                yield Member(0.0, "before", tuple(("before", wire.at(self._site.divided_by)) for wire in wires))
 
     def _parts(self, spec: tuple[str | None, ...]) -> int:
         return math.prod(self._mesh[axis] for axis in spec if axis is not None)
@@ -291,12 +245,3 @@ def _placed(case: Case, phase: str, *, once: bool) -> Iterator[tuple[str, Collec
             # Sums over examples are added up on each device, and over devices once.
             late = part.axis == DATA and part.kind != "all_gather" and not once
             yield ("after" if late else phase), part
-
-
-def _phase(row: Row, batch: int | None) -> str:
-    if row.once:
-        return "after" if row.part == "update" else "before"
-    sums = [row.operands[position].groups[dim] for position, dim in row.contracted]
-    if row.part == "backward" and batch is not None and batch in sums:
-        return "weight"
-    return row.part

@@ -8,18 +8,22 @@ Every tensor is sharded as its groups say. From that follows, for each axis:
   operand is gathered;
 - where the gradient of an embedding is sharded by rows over the model axis and stored by columns over the data axis
   (ZeRO), the rows that devices have for it are exchanged, not summed.
+
+Which of this happens depends on the sizes of the axes only by which dims they divide. So a `Pattern` says it once for
+all meshes and numbers of micro-batches that divide the same dims, and a `Case` is a pattern on one of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from automap_launch.cluster.collectives import Kind
 from automap_launch.plan.layout import Spec
 from automap_launch.plan.platforms import PlatformRules
-from automap_launch.plan.rows import PRODUCTS, Row, Tensor
+from automap_launch.plan.quantity import Array, Quantity, divisors, over, over_spec
+from automap_launch.plan.rows import PRODUCTS, Row, Tensor, micro_row
 from automap_launch.plan.sharding import DATA, MODEL, spec_of, storage_spec
 from automap_launch.plan.speed import Product, product_of
 
@@ -53,22 +57,76 @@ class Case:
     product: Product | None = None
 
 
-class _Sharded:
-    """A row's tensors under one assignment."""
+@dataclass(frozen=True)
+class Wire:
+    """One collective of a pattern; see `Collective`."""
 
-    def __init__(self, row: Row, axes: Mapping[int, str], mesh: Mapping[str, int], rules: PlatformRules) -> None:
-        self.row = row
+    kind: Kind
+    axis: str
+    size: Quantity
+    combinable: bool = False
+    wait: float = 1.0
+
+    def at(self, divided_by: Array) -> Collective:
+        return Collective(self.kind, self.axis, self.size.at(divided_by), self.combinable, self.wait)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A row's `Case` on every mesh and number of micro-batches that divide the same dims.
+
+    Attributes:
+      bytes: their sum.
+      result: sharding of the first result. summed: axes over which contracted dims are divided.
+    """
+
+    flops: Quantity
+    bytes: tuple[Quantity, ...]
+    collectives: tuple[Wire, ...]
+    result: Spec | None = None
+    summed: tuple[str, ...] = ()
+
+    def at(self, divided_by: Array) -> Case:
+        """The case, its product apart. Args: divided_by: of `quantity.divisors`."""
+        moved = sum(quantity.at(divided_by) for quantity in self.bytes)
+        return Case(self.flops.at(divided_by), moved, tuple(wire.at(divided_by) for wire in self.collectives))
+
+    def product(self, micro: Row, mesh: Mapping[str, int]) -> Product | None:
+        """The matrix product that one device computes. Args: micro: the row of one micro-batch."""
+        if self.result is None:
+            return None
+        return product_of(micro, self.result, mesh, math.prod(mesh[axis] for axis in self.summed))
+
+
+class _Sharded:
+    """A row's tensors, those of one micro-batch, under one assignment. Tensors are numbered: operands, then results."""
+
+    def __init__(
+        self, whole: Row, micro: Row, axes: Mapping[int, str], mesh: Mapping[str, int], rules: PlatformRules
+    ) -> None:
+        self.row = micro
         self.mesh = mesh
         self.rules = rules
         self.axes = axes
-        self.operands = [spec_of(t.groups, t.shape, axes, mesh) for t in row.operands]
-        self.results = [spec_of(t.groups, t.shape, axes, mesh) for t in row.results]
+        self.tensors = (*micro.operands, *micro.results)
+        self.whole = (*whole.operands, *whole.results)
+        specs = [spec_of(t.groups, t.shape, axes, mesh) for t in self.tensors]
+        self.specs = specs
+        self.operands, self.results = specs[: len(micro.operands)], specs[len(micro.operands) :]
 
-    def wire_bytes(self, tensor: Tensor, spec: Spec, without: str | None = None) -> float:
+    def wire_bytes(self, index: int, without: str | None = None) -> Quantity:
         """Bytes of a device's part of a tensor in a collective, as if `without` did not shard it."""
-        item = self.rules.wire_bytes.get(tensor.dtype, tensor.item_bytes)
-        parts = math.prod(self.mesh[axis] for axis in spec if axis is not None and axis != without)
-        return math.prod(tensor.shape) * item / parts
+        tensor = self.whole[index]
+        return self._part(index, self.rules.wire_bytes.get(tensor.dtype, tensor.item_bytes), without)
+
+    def local_bytes(self, index: int) -> Quantity:
+        """Bytes of a device's part of a tensor."""
+        return self._part(index, self.whole[index].item_bytes)
+
+    def _part(self, index: int, item_bytes: int, without: str | None = None) -> Quantity:
+        tensor, spec = self.whole[index], self.specs[index]
+        smaller = tensor.shape != self.tensors[index].shape
+        return Quantity(math.prod(tensor.shape) * item_bytes, over_spec(spec, without) + over(micro=smaller))
 
     def on_axis(self, tensor: Tensor, axis: str) -> int:
         """How many of a tensor's dims belong to groups on the axis."""
@@ -90,10 +148,31 @@ def case_of(
       mesh: size by axis.
       scattered: the optimizer's state is stored sharded over the data axis, and the update part works on shards.
     """
-    state = _Sharded(row, axes, mesh, rules)
-    collectives: list[Collective] = []
+    pattern = pattern_of(row, axes, mesh, rules, scattered)
+    return replace(pattern.at(divisors(mesh)), product=pattern.product(row, mesh))
+
+
+def pattern_of(
+    row: Row,
+    axes: Mapping[int, str],
+    mesh: Mapping[str, int],
+    rules: PlatformRules,
+    scattered: bool = False,
+    *,
+    batch: int | None = None,
+    micro_batches: int = 1,
+) -> Pattern:
+    """The pattern of one run of `row` for one of `micro_batches` micro-batches.
+
+    Args:
+      axes, mesh, scattered: as in `case_of`.
+      batch: the group that micro-batches cut.
+    """
+    micro = micro_row(row, batch, micro_batches)
+    state = _Sharded(row, micro, axes, mesh, rules)
+    collectives: list[Wire] = []
     pending: list[str] = []
-    divided = 1
+    divided = over(micro=micro.flops != row.flops)
     for axis in (DATA, MODEL):
         if mesh[axis] == 1:
             continue
@@ -102,24 +181,26 @@ def case_of(
         if partial:
             pending.append(axis)
         if partial or any(axis in spec for spec in state.results):
-            divided *= mesh[axis]
+            divided += over_spec((axis,))
     if pending:
         collectives += _reductions(state, pending, scattered)
-    shards = 1
-    if scattered and row.part == "update" and _scatters(state):
-        shards = mesh[DATA]
-    summed_over = math.prod(mesh[axis] for axis in pending)
-    product = product_of(row, state.results[0], mesh, summed_over) if row.results else None
-    return Case(row.flops / divided / shards, _memory_bytes(state) / shards, tuple(collectives), product)
+    shards = over(data=scattered and row.part == "update" and _scatters(state))
+    return Pattern(
+        Quantity(row.flops, divided + shards),
+        tuple(Quantity(moved.amount, moved.over + shards) for moved in _memory_bytes(state)),
+        tuple(collectives),
+        state.results[0] if row.results else None,
+        tuple(pending),
+    )
 
 
-def gather_case(tensor: Tensor, axes: Mapping[int, str], mesh: Mapping[str, int], rules: PlatformRules) -> Case:
+def gathers_of(tensor: Tensor, axes: Mapping[int, str], mesh: Mapping[str, int]) -> tuple[Wire, ...]:
     """Gathering a parameter that is stored, or was updated, sharded over the data axis (ZeRO)."""
     spec = spec_of(tensor.groups, tensor.shape, axes, mesh)
     if storage_spec(spec, tensor.shape, mesh) == spec:
-        return Case(0.0, 0.0, ())
-    size = math.prod(tensor.shape) * tensor.item_bytes / math.prod(mesh[a] for a in spec if a is not None)
-    return Case(0.0, 0.0, (Collective("all_gather", DATA, size, combinable=True),))
+        return ()
+    size = Quantity(math.prod(tensor.shape) * tensor.item_bytes, over_spec(spec))
+    return (Wire("all_gather", DATA, size, combinable=True),)
 
 
 def _partial_over(state: _Sharded, axis: str) -> bool:
@@ -132,12 +213,10 @@ def _partial_over(state: _Sharded, axis: str) -> bool:
     return {0, 1} <= {p for p, _ in sharded}
 
 
-def _gathers(state: _Sharded, axis: str, partial: bool) -> list[Collective]:
+def _gathers(state: _Sharded, axis: str, partial: bool) -> list[Wire]:
     """What must be gathered over the axis before the row can run."""
     row = state.row
-    specs = [*state.operands, *state.results]
-    tensors = [*row.operands, *row.results]
-    gathered = {index for index, dim in row.whole if specs[index][dim] == axis}
+    gathered = {index for index, dim in row.whole if state.specs[index][dim] == axis}
     if row.name in PRODUCTS and len(state.operands) >= 2:
         left, right = (axis in state.operands[0], axis in state.operands[1])
         contracted = [p for p, d in row.contracted if state.operands[p][d] == axis]
@@ -148,28 +227,24 @@ def _gathers(state: _Sharded, axis: str, partial: bool) -> list[Collective]:
             kept = state.group_on(row.results[0], state.results[0], axis)
             gathered.add(1 if state.group_on(row.operands[0], state.operands[0], axis) == kept else 0)
         gathered -= row.again
-    return [
-        Collective("all_gather", axis, state.wire_bytes(tensors[index], specs[index], without=axis))
-        for index in sorted(gathered)
-    ]
+    return [Wire("all_gather", axis, state.wire_bytes(index, without=axis)) for index in sorted(gathered)]
 
 
-def _reductions(state: _Sharded, pending: list[str], scattered: bool) -> list[Collective]:
+def _reductions(state: _Sharded, pending: list[str], scattered: bool) -> list[Wire]:
     """The partial sums of the row over the axes `pending`, made whole."""
     row = state.row
     found = []
-    for tensor, spec in zip(row.results, state.results, strict=True):
+    for index, spec in enumerate(state.results, start=len(row.operands)):
         for axes in [pending] if not any(a in spec for a in pending) else [[a] for a in pending]:
             axis = BOTH if len(axes) == 2 else axes[0]
             kept_whole = axis not in spec
-            size = state.wire_bytes(tensor, spec, without=axis)
+            size = state.wire_bytes(index, without=axis)
             if scattered and row.gradient and axis == DATA and _exchanges_rows(state):
-                rows = state.wire_bytes(row.operands[-1], state.operands[-1])
-                found.append(Collective("all_to_all", axis, rows))
+                found.append(Wire("all_to_all", axis, state.wire_bytes(len(row.operands) - 1)))
                 continue
             to_shards = (not kept_whole) or (scattered and row.gradient and axis == DATA)
             kind: Kind = "reduce_scatter" if to_shards and state.rules.reduce_scatter else "all_reduce"
-            found.append(Collective(kind, axis, size, combinable=row.gradient and DATA in axes, wait=row.wait))
+            found.append(Wire(kind, axis, size, combinable=row.gradient and DATA in axes, wait=row.wait))
     return found
 
 
@@ -191,22 +266,17 @@ def _exchanges_rows(state: _Sharded) -> bool:
 
 def _scatters(state: _Sharded) -> bool:
     """Whether an operation of the update part works on tensors that are stored sharded over the data axis."""
-    tensors, specs = (*state.row.operands, *state.row.results), (*state.operands, *state.results)
-    return any(storage_spec(spec, t.shape, state.mesh) != spec for t, spec in zip(tensors, specs, strict=True))
+    pairs = zip(state.tensors, state.specs, strict=True)
+    return any(storage_spec(spec, t.shape, state.mesh) != spec for t, spec in pairs)
 
 
-def _memory_bytes(state: _Sharded) -> float:
-    row = state.row
-    read = sum(_local_bytes(state, t, s) for t, s in zip(row.operands, state.operands, strict=True) if t.counted)
-    written = sum(_local_bytes(state, t, s) for t, s in zip(row.results, state.results, strict=True) if t.counted)
+def _memory_bytes(state: _Sharded) -> list[Quantity]:
+    row, first_result = state.row, len(state.row.operands)
+    read = [state.local_bytes(i) for i, t in enumerate(row.operands) if t.counted]
     if row.name == "dynamic_update_slice":
         # In place: only the part that is replaced is written.
-        return read + _local_bytes(state, row.operands[1], state.operands[1])
+        return [*read, state.local_bytes(1)]
+    written = [state.local_bytes(first_result + i) for i, t in enumerate(row.results) if t.counted]
     if row.name in ("gather", "dynamic_slice", "slice"):
-        return read + written + _local_bytes(state, row.results[0], state.results[0])
+        written.append(state.local_bytes(first_result))
     return read + written
-
-
-def _local_bytes(state: _Sharded, tensor: Tensor, spec: Spec) -> float:
-    parts = math.prod(state.mesh[axis] for axis in spec if axis is not None)
-    return math.prod(tensor.shape) * tensor.item_bytes / parts

@@ -1,8 +1,9 @@
 """`CostModel`: predicted step time and memory of plans of one program on one cluster.
 
 A step is a table of rows (`rows.py`). What a row costs depends on the mesh and on which of *its* groups are sharded
-(`cases.py`); those few cases are priced when first needed (`pricing.py`, `table.py`). An estimate is then one lookup
-for every set of rows that touch the same groups, and a sum: thousands of plans a second, however long the program.
+(`cases.py`, `patterns.py`); those few cases are priced when first needed (`pricing.py`, `table.py`). An estimate is
+then one lookup for every set of rows that touch the same groups, and a sum: thousands of plans a second, however long
+the program.
 
 Time of a row: max(flops / peak, bytes / bandwidth), the roofline. A step's compute is the sum over its rows, its
 communication the sum of its collectives by the alpha-beta model. Compute and communication are not assumed to overlap.
@@ -28,6 +29,7 @@ from automap_launch.plan.breakdown import Breakdown, CollectiveUse, of_stage
 from automap_launch.plan.decision import Decision, Schedule, Storage
 from automap_launch.plan.group_bounds import GroupBounds
 from automap_launch.plan.liveness import liveness_of
+from automap_launch.plan.patterns import PatternBook
 from automap_launch.plan.plan import Memory
 from automap_launch.plan.pricing import (
     COUNTS,
@@ -36,11 +38,11 @@ from automap_launch.plan.pricing import (
     OPTIMIZER,
     OTHER,
     PARAMETERS,
-    PARTS,
     SECONDS,
     SIZES,
-    RowSets,
 )
+from automap_launch.plan.row_sets import RowSets
+from automap_launch.plan.rows import PARTS
 from automap_launch.plan.sharding import mesh_of, shardable_groups, why_invalid
 from automap_launch.plan.table import MeshTable
 from automap_launch.plan.traffic import memory_traffic
@@ -77,6 +79,7 @@ class CostModel:
         self._shardable = shardable_groups(program)
         traffic = memory_traffic(program)
         self._rows = RowSets(program, traffic, cluster)
+        self._patterns = PatternBook(program, self._rows)
         self._live = liveness_of(program, traffic, self._rows.rules)
         self._tables: dict[tuple[int, int], MeshTable] = {}
         self._block_tables: dict[tuple[int, int, int, int], BlockTable] = {}
@@ -226,7 +229,7 @@ class CostModel:
             self._block_tables[key] = BlockTable(
                 self.program,
                 self.cluster,
-                self._rows,
+                self._patterns,
                 self._block_memory,
                 self._table(decision),
                 micro_batches=decision.micro_batches,
@@ -253,5 +256,5 @@ class CostModel:
         if key not in self._tables:
             self._check(decision)
             mesh = mesh_of(decision)
-            self._tables[key] = MeshTable(self.program, self.cluster, self._rows, self._live, mesh)
+            self._tables[key] = MeshTable(self.program, self.cluster, self._patterns, self._live, mesh)
         return self._tables[key]

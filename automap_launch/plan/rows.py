@@ -14,6 +14,7 @@ from automap_launch.plan.traffic import Traffic
 from automap_launch.program.batch_analysis import Shares
 from automap_launch.program.program import ITEM_BYTES, Op, Part, Program
 
+PARTS: tuple[Part, ...] = ("forward", "backward", "update")
 PRODUCTS = frozenset({"dot_general", "convolution"})
 # Operations that do no work of their own.
 _IDLE = frozenset({"constant", "iota", "optimization_barrier", "loop_carry", "branch"})

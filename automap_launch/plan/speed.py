@@ -16,9 +16,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.plan.layout import Spec
 from automap_launch.plan.rows import PRODUCTS, Row, Tensor
+
+Array = npt.NDArray[np.float64]
 
 _TRANSCENDENTAL_NAMES = """atan2 cbrt cosine erf exponential exponential_minus_one log log_plus_one logistic power sine
     tan tanh"""
@@ -86,6 +91,24 @@ class Speed:
     def __init__(self, cluster: Cluster) -> None:
         self._device, self._curves = cluster.device, cluster.curves
 
+    @property
+    def measured(self) -> bool:
+        """Whether products or memory traffic were measured: then no row is as the roofline says."""
+        return bool(self._curves.products or self._curves.traffic_bytes)
+
+    def rate(self, row: Row) -> float:
+        """Floating-point operations of a row that a device does in a second."""
+        rate = self._curves.transcendental if row.name in _TRANSCENDENTAL else None
+        return self._peak(row.dtype) if rate is None else rate
+
+    def overhead(self, row: Row) -> float:
+        """Seconds of a row on top of its work."""
+        return self._curves.op_seconds if any(t.counted for t in row.results) else 0.0
+
+    def roofline(self, flops: Array, size: Array, rate: Array, overhead: Array) -> Array:
+        """Seconds of many runs where no curve says more. Args: as `seconds`, `rate` and `overhead` have them."""
+        return np.maximum(size / self._device.memory_bandwidth, flops / rate) + overhead
+
     def seconds(self, row: Row, flops: float, size: float, product: Product | None) -> float:
         """Seconds of one run of a row, all devices being busy.
 
@@ -96,11 +119,7 @@ class Speed:
         seconds = size / self._device.memory_bandwidth if moving is None else moving
         if product is not None and (measured := self._product_seconds(row.dtype, product)) is not None:
             return max(measured, seconds)
-        rate = self._curves.transcendental if row.name in _TRANSCENDENTAL else None
-        seconds = max(seconds, flops / (self._peak(row.dtype) if rate is None else rate))
-        if any(t.counted for t in row.results):
-            seconds += self._curves.op_seconds
-        return seconds
+        return max(seconds, flops / self.rate(row)) + self.overhead(row)
 
     def _product_seconds(self, dtype: str, product: Product) -> float | None:
         """As measured in the dtype; else as measured in float32, by what the peaks say of the two."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +10,9 @@ import numpy.typing as npt
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.cluster.collectives import alpha_beta
 from automap_launch.plan.decision import STORAGES, Decision, Storage
-from automap_launch.plan.group_bounds import ROWS, GroupBounds
+from automap_launch.plan.group_bounds import GroupBounds
 from automap_launch.plan.liveness import Liveness
+from automap_launch.plan.patterns import Assignment, PatternBook
 from automap_launch.plan.pricing import (
     COUNTS,
     LANES,
@@ -21,9 +22,9 @@ from automap_launch.plan.pricing import (
     SECONDS,
     SIZES,
     WIDTH,
-    Array,
-    RowSets,
+    price,
 )
+from automap_launch.plan.quantity import Array
 from automap_launch.plan.sharding import DATA, MODEL, carried, rivals_of, shardable_groups
 from automap_launch.program.program import Program
 
@@ -35,9 +36,20 @@ class MeshTable:
     subset number `mask` at level `storage` lies at `offset + storage * subsets + mask`.
     """
 
-    def __init__(self, program: Program, cluster: Cluster, sets: RowSets, live: Liveness, mesh: dict[str, int]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        cluster: Cluster,
+        patterns: PatternBook,
+        live: Liveness,
+        mesh: dict[str, int],
+    ) -> None:
         self._program = program
+        sets = patterns.sets
         self._row_sets = sets
+        self._patterns = patterns
+        self._site = patterns.site(mesh)
+        self._speed = min(cluster.curves.alone_speedup, cluster.devices / (mesh[DATA] * mesh[MODEL]))
         self.mesh = mesh
         groups = [g for g in sorted(shardable_groups(program)) if program.groups[g].divisor % mesh[MODEL] == 0]
         self._rivals = rivals_of(program)
@@ -74,30 +86,26 @@ class MeshTable:
         """Of each set of rows, the groups that it touches and that the model axis can shard."""
         return tuple(self._sets)
 
-    def place(self, column: int, storage: int, mask: int) -> int:
-        """The place of the price of subset number `mask` of the set `column`; `storage`: index in STORAGES."""
-        return int(self._offsets[column] + storage * self._subsets[column] + mask)
-
     def bounds(self, storage: Storage) -> GroupBounds:
         """Lower bounds of a whole step as one stage, over the sets of groups that are sharded."""
-        level, tables = STORAGES.index(storage), []
+        level = STORAGES.index(storage)
         waits = np.array([0.0 if combinable else 1.0 for _, _, combinable in LANES]) * self._alpha
-        for column, groups in enumerate(self._sets):
-            table = np.zeros((ROWS, 1 << len(groups)))
-            for mask in range(1 << len(groups)):
-                place = self.place(column, level, mask)
-                if not self._known[place]:
-                    self._fill(column, place)
-                price = self._prices[place]
-                seconds = price[SECONDS].sum() + price[COUNTS] @ waits + price[SIZES] @ self._beta
-                table[:, mask] = seconds, seconds, price[PARAMETERS] + price[OPTIMIZER] + price[OTHER]
-            tables.append(table)
-        return GroupBounds(self.sets, tuple(tables))
+        patterns = self._patterns.all_of(self._site, level, lambda: self.assignments(level))
+        prices = price(self._patterns, self._site, patterns, self._speed)
+        seconds = prices[:, SECONDS].sum(axis=1) + prices[:, COUNTS] @ waits + prices[:, SIZES] @ self._beta
+        held = prices[:, PARAMETERS] + prices[:, OPTIMIZER] + prices[:, OTHER]
+        return GroupBounds(self.sets, self.by_set(np.stack([seconds, seconds, held])))
 
-    @property
-    def places(self) -> int:
-        """How many prices there are: of each set of rows, for each storage level and subset of its groups."""
-        return len(self._known)
+    def assignments(self, storage: int) -> Iterator[Assignment]:
+        """Every subset of every set's groups, at a storage level (index in STORAGES)."""
+        for column, start in enumerate(self._offsets.tolist()):
+            subsets = int(self._subsets[column])
+            for mask in range(subsets):
+                yield (column, *self.assignment(column, start + storage * subsets + mask))
+
+    def by_set(self, values: Array) -> tuple[Array, ...]:
+        """By set float64[n, subsets]. Args: values: float64[n, as many as `assignments`]."""
+        return tuple(np.split(values, np.cumsum(self._subsets)[:-1], axis=1))
 
     def places_of(self, decisions: Sequence[Decision]) -> npt.NDArray[np.int64]:
         """int64[decisions, sets of rows]: the place of each set's price."""
@@ -127,9 +135,8 @@ class MeshTable:
         """float64[decisions, WIDTH]: the columns of whole plans."""
         where = self.places_of(decisions)
         unknown = ~self._known[where]
-        for column in np.nonzero(unknown.any(axis=0))[0]:
-            for index in np.unique(where[unknown[:, column], column]):
-                self._fill(int(column), int(index))
+        if unknown.any():
+            self._fill(np.unique(where[unknown]))
         totals: Array = self._prices[where].sum(axis=1)
         return totals
 
@@ -159,10 +166,11 @@ class MeshTable:
                 flags[row, self._place[group]] = 1
         return flags
 
-    def _fill(self, column: int, index: int) -> None:
-        axes, storage = self.assignment(column, index)
-        self._prices[index] = self._row_sets.price(column, axes, self.mesh, storage)
-        self._known[index] = True
+    def _fill(self, places: npt.NDArray[np.int64]) -> None:
+        columns = np.searchsorted(self._offsets, places, side="right") - 1
+        wanted = [(c, *self.assignment(c, p)) for c, p in zip(columns.tolist(), places.tolist(), strict=True)]
+        self._prices[places] = price(self._patterns, self._site, self._patterns.of(self._site, wanted), self._speed)
+        self._known[places] = True
 
 
 def _lane_costs(cluster: Cluster, mesh: dict[str, int]) -> tuple[Array, Array]:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from automap_launch.plan.cases import Collective, case_of, gather_case
+from automap_launch.plan.cases import Collective, case_of, gathers_of
 from automap_launch.plan.platforms import rules_of
+from automap_launch.plan.quantity import divisors
 from automap_launch.plan.rows import Row, Tensor
 
 MESH = {"data": 4, "model": 2}
@@ -68,10 +69,9 @@ def test_zero_updates_shards():
 
 
 def test_zero_gathers_each_parameter_that_it_can_cut():
-    assert gather_case(W, {D: "model"}, MESH, CPU).collectives == (
-        Collective("all_gather", "data", 4 * 16 * 32 / 2, combinable=True),
-    )
-    assert gather_case(tensor((3,), (D,)), {}, MESH, CPU).collectives == ()
+    (gather,) = gathers_of(W, {D: "model"}, MESH)
+    assert gather.at(divisors(MESH)) == Collective("all_gather", "data", 4 * 16 * 32 / 2, combinable=True)
+    assert gathers_of(tensor((3,), (D,)), {}, MESH) == ()
 
 
 def test_a_dim_that_must_be_whole_is_gathered():
