@@ -337,8 +337,8 @@ def document(results: dict[str, Any]) -> str:
     noise = max(row["against_peer"][2] - row["against_peer"][1] for row in results["ideal"] if "schedule" not in row)
     if noise > RESOLVED:
         lines.append(
-            f"\nThe machine was not silent: the peer against itself spreads over {noise:.2f}. Differences from it below "
-            "that, and *step / least*, are not resolvable here."
+            f"\nThe machine was not silent: the peer against itself spreads over {noise:.2f}. Differences from it "
+            "below that, and *step / least*, are not resolvable here."
         )
     once = results["dispatch"]
     lines += [
