@@ -54,7 +54,8 @@ class Limits:
 
     Attributes:
       seconds: since the search began. evaluations: different plans.
-      patience: seconds without progress, or as long as the phase's progress took, whichever is more.
+      patience: seconds without progress, or as long as the phase's progress took, whichever is more; it counts once
+        there is a plan that fits.
       exhaustion: it ends when every plan of the space has been evaluated.
     """
 
@@ -226,7 +227,10 @@ class Evaluator:
             raise SearchEnd("evaluations")
         if now - self.started >= self.limits.seconds:
             raise SearchEnd("budget")
-        if now - self._last_progress >= max(self.limits.patience, self._last_progress - self._phase_began):
+        # While no plan fits there is nothing to be content with.
+        if self.best is not None and now - self._last_progress >= max(
+            self.limits.patience, self._last_progress - self._phase_began
+        ):
             raise SearchEnd("patience")
 
 

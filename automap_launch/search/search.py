@@ -187,7 +187,7 @@ def _run(evaluator: Evaluator, on_episode: OnEpisode, config: SearchConfig) -> E
     limits = evaluator.limits
     has_agent = config.method in ("dqn", "portfolio")
     # The agent has its episodes also where the seeds have been through the whole space: they show what it is worth.
-    evaluator.begin(replace(limits, exhaustion=not has_agent))
+    evaluator.begin(replace(limits, exhaustion=not has_agent, patience=math.inf))
     evaluator.found_by = SEEDS
     ended = _until_end(partial(_seed, evaluator, config))
     if ended == "finished" and has_agent:

@@ -41,9 +41,11 @@ def test_plans_beyond_the_limit_are_not_costed():
 )
 def test_each_limit_ends_the_search_by_its_name(limits, now, reason):
     problem = Problem()
-    clock = iter([0.0, *[now] * 10])
+    time = [0.0]
     space = PlanSpace.pinned(problem.program, Pins(8))
-    costs = Evaluator(problem, space, Limits(**limits), clock=lambda: next(clock))
+    costs = Evaluator(problem, space, Limits(**limits), clock=lambda: time[0])
+    costs.seed({"plain": Decision(8, 1)}, ["plain"])
+    time[0] = now
     with pytest.raises(SearchEnd) as end:
         costs.estimate(Decision(8, 1))
     assert end.value.reason == reason
@@ -75,6 +77,7 @@ def test_an_improvement_restarts_patience_which_is_as_long_as_what_was_found_too
 
 def test_patience_counts_from_the_beginning_of_a_phase():
     _, costs, time = patient(3)
+    costs.estimate(Decision(8, 1))
     time[0] = 150.0
     costs.begin(costs.limits)
     time[0] = 152.9
@@ -82,6 +85,17 @@ def test_patience_counts_from_the_beginning_of_a_phase():
     time[0] = 153.0
     with pytest.raises(SearchEnd):
         costs.check_limits()
+
+
+def test_patience_waits_for_a_plan_that_fits():
+    problem = Problem(memory_bytes=10)
+    time = [0.0]
+    space = PlanSpace.pinned(problem.program, Pins(8))
+    costs = Evaluator(problem, space, Limits(patience=3), clock=lambda: time[0])
+    costs.estimate(Decision(8, 1))
+    time[0] = 1000.0
+    costs.estimate(Decision(8, 1))
+    assert costs.best is None
 
 
 @pytest.mark.parametrize(("nearer", "goes_on"), [(0.99, False), (0.85, True)])
