@@ -15,6 +15,7 @@ import numpy as np
 
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.cluster.collectives import KINDS, Kind, alpha_beta
+from automap_launch.plan.block_bounds import BlockBounds
 from automap_launch.plan.block_costs import HELD, MICRO_PHASES, PHASES, BlockCosts, Joined, TiedParameter
 from automap_launch.plan.block_memory import BlockMemory
 from automap_launch.plan.cases import AXES, BOTH, Case, Collective, gathers_of
@@ -107,7 +108,9 @@ class BlockTable:
     def bounds(self, storage: Storage) -> GroupBounds:
         """Lower bounds of all blocks together, over the sets of groups that are sharded."""
         level = STORAGES.index(storage)
-        patterns = self._patterns.all_of(self._site, level, lambda: self._on_mesh.assignments(level))
+        patterns = self._patterns.all_of(
+            self._site, self._on_mesh.sets, level, lambda: self._on_mesh.assignments(level)
+        )
         times = np.split(self.times.sum(axis=0), np.cumsum(self._lengths)[:-1])
         subsets = [1 << len(groups) for groups in self._on_mesh.sets]
         often = np.concatenate([np.tile(own, count) for own, count in zip(times, subsets, strict=True)])
@@ -119,20 +122,45 @@ class BlockTable:
         rows = np.stack([self._micro_batches * micro + once, micro, totals[:, _HELD].sum(axis=1)])
         return GroupBounds(self._on_mesh.sets, self._on_mesh.by_set(rows))
 
+    def block_bounds(self, storage: Storage) -> BlockBounds:
+        """Lower bounds of each block, over the sets of groups that are sharded."""
+        level, sets = STORAGES.index(storage), self._on_mesh.sets
+        prices = self._price(
+            self._patterns.all_of(self._site, self._on_mesh.sets, level, lambda: self._on_mesh.assignments(level))
+        )
+        # Of each phase what counts is compute and collectives together.
+        prices[:, _SECONDS] = prices[:, _SECONDS] / self._speed + prices[:, _COLLECTIVES]
+        prices[:, _COLLECTIVES] = 0.0
+        times = np.split(self.times, np.cumsum(self._lengths)[:-1], axis=1)
+        ends = np.cumsum(self._lengths * [1 << len(groups) for groups in sets])
+        by_set = np.split(prices, ends[:-1])
+        tables = [own @ priced.reshape(-1, own.shape[1], _WIDTH) for own, priced in zip(times, by_set, strict=True)]
+
+        def finish(totals: Array, sharded: frozenset[int], undecided: frozenset[int]) -> BlockCosts:
+            groups = self._on_mesh.carried(sharded) | undecided
+            return self._block_costs(storage, totals, groups)
+
+        return BlockBounds(sets, tuple(tables), finish)
+
     def _work_out(self, decision: Decision) -> BlockCosts:
-        rules, data = self._row_sets.rules, self._mesh[DATA]
         totals = self.times @ self._row_prices(decision)
-        shares = self._on_mesh.shares([decision], self._micro_batches)[0]
+        totals[:, _SECONDS] /= self._speed
+        return self._block_costs(decision.storage, totals, self._on_mesh.carried(decision.sharded))
+
+    def _block_costs(self, storage: Storage, totals: Array, groups: frozenset[int]) -> BlockCosts:
+        """Args: totals: float64[blocks, _WIDTH]. groups: that the model axis shards."""
+        rules, data = self._row_sets.rules, self._mesh[DATA]
+        shares = self._on_mesh.shares_of(groups, storage, self._micro_batches)
         held = totals[:, _HELD]
         held[:, HELD.index("gradients")] += self._memory.stacks @ shares
-        scattered = decision.storage != "none" and rules.reduce_scatter
+        scattered = storage != "none" and rules.reduce_scatter
         batch_parts = data * self._micro_batches if self._program.batch is not None else 1
         blocks = self._program.blocks
         return BlockCosts(
             cluster=self._cluster,
             micro_batches=self._micro_batches,
             devices=self._devices,
-            compute=totals[:, _SECONDS] / self._speed,
+            compute=totals[:, _SECONDS],
             collectives=totals[:, _COLLECTIVES],
             joined=Joined(
                 after=tuple(_JOINED.values()),
@@ -148,7 +176,7 @@ class BlockTable:
             boundary=np.array([b.boundary_bytes / batch_parts for b in blocks] or [0.0]),
             twice=rules.combine_bytes if data > 1 else 0.0,
             sums=1 / data if scattered else 1.0,
-            tied=self._tied(self._on_mesh.axes(decision)),
+            tied=self._tied(self._on_mesh.axes_of(groups)),
         )
 
     def _row_prices(self, decision: Decision) -> Array:

@@ -22,6 +22,7 @@ import numpy as np
 
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.cluster.collectives import Kind
+from automap_launch.plan.block_bounds import BlockBounds
 from automap_launch.plan.block_costs import BlockCosts, RunCosts, join
 from automap_launch.plan.block_memory import BlockMemory, block_memory
 from automap_launch.plan.block_table import BlockTable
@@ -127,6 +128,15 @@ class CostModel:
         if decision.stages == decision.micro_batches == 1:
             return self._table(decision).bounds(decision.storage)
         return self._block_table(decision).bounds(decision.storage)
+
+    def block_bounds(self, decision: Decision) -> BlockBounds:
+        """Lower bounds of each block, of all plans with a decision's mesh, storage and micro-batches.
+
+        Raises:
+          ValueError: as `estimate_many`.
+        """
+        self._check(decision)
+        return self._block_table(decision).block_bounds(decision.storage)
 
     def breakdown(self, decision: Decision) -> Breakdown:
         """Where the time of one plan goes. Raises ValueError as `estimate_many`."""

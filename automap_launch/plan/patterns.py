@@ -105,13 +105,21 @@ class Site:
 
     Attributes:
       divided_by: of `quantity.divisors`.
-      divided: for each set what is divided here: sites with the same have the same patterns.
+      batch, storage: for each set what is divided here of the batch, and of any dim by the data axis.
+      model: for each set and group in it, whether the axis `model` divides its dims.
     """
 
     mesh: Mapping[str, int]
     micro_batches: int
     divided_by: Array
-    divided: tuple[bytes, ...]
+    batch: tuple[bytes, ...]
+    storage: tuple[bytes, ...]
+    model: tuple[dict[int | None, bytes], ...]
+
+    def divided(self, column: int, axes: Mapping[int, str], storage: int) -> bytes:
+        """What is divided of a set under an assignment: where it is the same, patterns are."""
+        model = b"".join(self.model[column][group] for group, axis in axes.items() if axis == MODEL)
+        return self.batch[column] + model + (self.storage[column] if storage > 0 else b"")
 
 
 class PatternBook:
@@ -124,9 +132,8 @@ class PatternBook:
     def __init__(self, program: Program, sets: RowSets) -> None:
         self._batch = program.batch
         self.sets = sets
-        sizes = [_sizes(rows, arguments) for rows, arguments in zip(sets.rows, sets.arguments, strict=True)]
-        self._sizes = np.array(sorted({size for own in sizes for size in own}), dtype=np.int64)
-        self._places = [np.searchsorted(self._sizes, own).astype(np.int64) for own in sizes]
+        self._sizes = [_sizes(rows, arguments) for rows, arguments in zip(sets.rows, sets.arguments, strict=True)]
+        self._row_patterns: dict[tuple[object, ...], Pattern] = {}
         self._rows_known: dict[tuple[object, ...], Patterns] = {}
         self._known: dict[tuple[object, ...], Patterns] = {}
         self._joined: OrderedDict[tuple[object, ...], Patterns] = OrderedDict()
@@ -134,20 +141,43 @@ class PatternBook:
 
     def site(self, mesh: Mapping[str, int], micro_batches: int = 1) -> Site:
         """Where patterns are asked for."""
-        sizes, data, model = self._sizes, mesh[DATA], mesh[MODEL]
-        smaller = sizes // micro_batches
+        data, model = mesh[DATA], mesh[MODEL]
         alone = bytes([data == 1, model == 1, micro_batches == 1])
-        flags = np.stack([sizes % micro_batches, sizes % data, sizes % model, smaller % data, smaller % model]) == 0
-        divided = tuple(alone + flags[:, places].tobytes() for places in self._places)
-        return Site(mesh, micro_batches, divisors(mesh, micro_batches), divided)
+
+        def of_batch(size: int) -> tuple[bool, ...]:
+            smaller = size // micro_batches
+            return size % micro_batches == 0, size % data == 0, smaller % data == 0
+
+        return Site(
+            mesh,
+            micro_batches,
+            divisors(mesh, micro_batches),
+            tuple(alone + bytes(f for n in sizes.get(self._batch, ()) for f in of_batch(n)) for sizes in self._sizes),
+            tuple(
+                bytes(n % data == 0 for n in sorted({n for own in sizes.values() for n in own}))
+                for sizes in self._sizes
+            ),
+            tuple({group: bytes(n % model == 0 for n in own) for group, own in sizes.items()} for sizes in self._sizes),
+        )
 
     def of(self, site: Site, assignments: Iterable[Assignment]) -> Patterns:
         """The patterns of some sets there, in order."""
         return Patterns.join([self._of_one(site, *one) for one in assignments])
 
-    def all_of(self, site: Site, storage: int, assignments: Callable[[], Iterable[Assignment]]) -> Patterns:
-        """The patterns of every assignment of a storage level; kept for the next site."""
-        key = (storage, site.divided)
+    def all_of(
+        self,
+        site: Site,
+        sets: tuple[tuple[int, ...], ...],
+        storage: int,
+        assignments: Callable[[], Iterable[Assignment]],
+    ) -> Patterns:
+        """The patterns of every assignment of a storage level; kept for the next site.
+
+        Args:
+          sets: of each set, the groups that may be sharded, of which there is an assignment for every subset.
+        """
+        model = tuple(tuple(of_groups.values()) for of_groups in site.model)
+        key = (storage, sets, site.batch, model, site.storage if storage > 0 else ())
         if key not in self._joined:
             self._joined[key] = self.of(site, assignments())
             if len(self._joined) > _JOINED:
@@ -176,19 +206,27 @@ class PatternBook:
         return found
 
     def _of_one(self, site: Site, column: int, axes: Mapping[int, str], storage: int) -> Patterns:
-        place = (column, tuple(axes.items()), site.divided[column])
+        place = (column, tuple(axes.items()), site.divided(column, axes, storage))
         if (*place, storage) not in self._known:
             # Of rows it only matters whether anything is stored sharded, not what.
             rows = (*place, storage > 0)
             if rows not in self._rows_known:
-                self._rows_known[rows] = self._rows_of(site, self.sets.rows[column], axes, storage > 0)
+                self._rows_known[rows] = self._rows_of(site, column, axes, storage)
             arguments = _arguments(self.sets.arguments[column], axes, site.mesh, storage)
             whole = Patterns.join([self._rows_known[rows], arguments])
             self._known[*place, storage] = replace(whole, lengths=whole.lengths.sum(keepdims=True))
         return self._known[*place, storage]
 
-    def _rows_of(self, site: Site, rows: Sequence[Row], axes: Mapping[int, str], scattered: bool) -> Patterns:
-        found = [(row, self.pattern(site, row, axes, scattered)) for row in rows]
+    def _rows_of(self, site: Site, column: int, axes: Mapping[int, str], storage: int) -> Patterns:
+        rows, found = self.sets.rows[column], []
+        divided = [site.divided(column, axes, level) for level in (0, storage)]
+        for row in rows:
+            # Only where gradients are reduced and in the update it matters whether anything is stored sharded.
+            scattered = storage > 0 and (row.gradient or row.part == "update")
+            key = (id(row), tuple(axes.items()), scattered, divided[scattered])  # rows live as long as their sets do
+            if key not in self._row_patterns:
+                self._row_patterns[key] = self.pattern(site, row, axes, scattered)
+            found.append((row, self._row_patterns[key]))
         items, speed = np.zeros(len(rows), _ITEM), self.sets.speed
         for item, (row, pattern) in zip(items, found, strict=True):
             item["flops"], item["flops_over"] = pattern.flops
@@ -247,6 +285,11 @@ def _record(item: int, wire: Wire) -> tuple[object, ...]:
     return item, KINDS.index(wire.kind), AXES.index(wire.axis), *wire.size, wire.combinable, wire.wait
 
 
-def _sizes(rows: Iterable[Row], arguments: Iterable[StepArgument]) -> list[int]:
+def _sizes(rows: Iterable[Row], arguments: Iterable[StepArgument]) -> dict[int | None, tuple[int, ...]]:
+    """By group, None for dims of no group, the sizes of its dims."""
     tensors = [t for row in rows for t in (*row.operands, *row.results)] + [a.tensor for a in arguments]
-    return sorted({size for tensor in tensors for size in tensor.shape})
+    found: dict[int | None, set[int]] = {}
+    for tensor in tensors:
+        for group, size in zip(tensor.groups, tensor.shape, strict=True):
+            found.setdefault(group, set()).add(size)
+    return {group: tuple(sorted(sizes)) for group, sizes in found.items()}

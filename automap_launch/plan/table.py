@@ -90,7 +90,7 @@ class MeshTable:
         """Lower bounds of a whole step as one stage, over the sets of groups that are sharded."""
         level = STORAGES.index(storage)
         waits = np.array([0.0 if combinable else 1.0 for _, _, combinable in LANES]) * self._alpha
-        patterns = self._patterns.all_of(self._site, level, lambda: self.assignments(level))
+        patterns = self._patterns.all_of(self._site, self.sets, level, lambda: self.assignments(level))
         prices = price(self._patterns, self._site, patterns, self._speed)
         seconds = prices[:, SECONDS].sum(axis=1) + prices[:, COUNTS] @ waits + prices[:, SIZES] @ self._beta
         held = prices[:, PARAMETERS] + prices[:, OPTIMIZER] + prices[:, OTHER]
@@ -115,9 +115,13 @@ class MeshTable:
         )
         return where
 
-    def axes(self, decision: Decision) -> dict[int, str]:
-        """The axis of every group that a decision shards (`sharding.axes_of`)."""
-        axes = dict.fromkeys(carried(decision.sharded, self._rivals), MODEL) if self.mesh[MODEL] > 1 else {}
+    def carried(self, sharded: frozenset[int]) -> frozenset[int]:
+        """Of groups those that the model axis shards (`sharding.carried`)."""
+        return carried(sharded, self._rivals) if self.mesh[MODEL] > 1 else frozenset()
+
+    def axes_of(self, groups: frozenset[int]) -> dict[int, str]:
+        """The axis of every group that is on one. Args: groups: that the model axis shards."""
+        axes = dict.fromkeys(groups, MODEL) if self.mesh[MODEL] > 1 else {}
         if self._program.batch is not None and self.mesh[DATA] > 1:
             axes[self._program.batch] = DATA
         return axes
@@ -149,13 +153,22 @@ class MeshTable:
         seconds: Array = counts * self._alpha + sizes * self._beta
         return seconds
 
-    def shares(self, decisions: Sequence[Decision], micro_batches: int = 1) -> Array:
-        """float64[decisions, kinds of `Liveness`]: the share of a tensor of each kind that one device holds, of one of
-        `micro_batches` micro-batches."""
-        on_model = self._flags(decisions) @ self._kind_members > 0
-        over_data = self._kind_shares[[STORAGES.index(d.storage) for d in decisions]]
+    def shares(self, decisions: Sequence[Decision]) -> Array:
+        """float64[decisions, kinds of `Liveness`]: the share of a tensor of each kind that one device holds."""
+        levels = np.array([STORAGES.index(d.storage) for d in decisions], dtype=np.int64)
+        return self._shares(self._flags(decisions), levels, 1)
+
+    def _shares(self, flags: npt.NDArray[np.int64], levels: npt.NDArray[np.int64], micro_batches: int) -> Array:
+        on_model = flags @ self._kind_members > 0
+        over_data = self._kind_shares[levels]
         over_data = np.where(self._with_batch, over_data / micro_batches, over_data)
         shares: Array = np.where(on_model, over_data / self.mesh[MODEL], over_data)
+        return shares
+
+    def shares_of(self, groups: frozenset[int], storage: Storage, micro_batches: int) -> Array:
+        """float64[kinds]: as `shares`, of one plan. Args: groups: that the model axis shards."""
+        flags = np.array([group in groups for group in self._place], dtype=np.int64)
+        shares: Array = self._shares(flags[None], np.array([STORAGES.index(storage)]), micro_batches)[0]
         return shares
 
     def _flags(self, decisions: Sequence[Decision]) -> npt.NDArray[np.int64]:

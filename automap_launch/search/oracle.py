@@ -1,17 +1,18 @@
 """The exact oracle: the best plan of the whole space, with its proof.
 
-Three bounds, each tighter and dearer than the one before, leave ever fewer plans to look at:
-1. of a mesh, a number of micro-batches and a storage, over all sets of groups (`plan/group_bounds.py`);
-2. of a set of groups, found by deciding one group after the other and dropping what cannot beat the best plan known;
-3. of a schedule, over all cuts (`cut_program.py`), which also finds the best cuts.
-What is left is taken in the order of its bound, so that at any moment the least bound left is a lower bound of every
-plan: the gap to it is known also when time runs out.
+A *case* is a mesh, a number of micro-batches and a storage. Its sets of groups are found by deciding one group after
+the other and dropping what cannot beat the best plan known. Two bounds say so, of all ways to decide the rest:
+1. what all blocks together cost, shared out among the stages (`plan/group_bounds.py`): thousands of sets at once;
+2. the least that any cuts of the blocks and any schedule lead to, each block being at its cheapest
+   (`plan/block_bounds.py`, `cut_program.py`): dearer, and so tight that most cases fall before any group is decided.
+Of what is left the cut program finds the best cuts. Cases are taken in the order of their bound, so that at any moment
+the next one's is a lower bound of every plan: the gap to it is known also when time runs out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -62,18 +63,48 @@ class Oracle:
         Raises:
           SearchEnd: the evaluator's, when a limit is reached; `evaluator.lower_bound` holds what is proven by then.
         """
-        model, space = evaluator.model, evaluator.space
-        bounded = self._bounded(evaluator)
-        evaluator.raise_lower_bound(min((bound for bound, _, _ in bounded), default=math.inf))
-        open_: list[_Open] = []
+        bounded = self._with_blocks(evaluator, self._bounded(evaluator))
         for bound, case, bounds in bounded:
             if bound >= _limit(evaluator):
                 break
-            sets = sets_below(space, case, bounds, _limit(evaluator), model.memory_limit)
-            open_ += [_Open(max(bound, own), case, sharded) for own, sharded in sets]
-        open_.sort(key=lambda o: o.bound)
-        self._close(evaluator, open_)
+            evaluator.raise_lower_bound(bound)
+            evaluator.check_limits()
+            self._close(evaluator, self._open_sets(evaluator, bound, case, bounds))
         evaluator.raise_lower_bound(math.inf)
+
+    def _with_blocks(
+        self, evaluator: Evaluator, cases: list[tuple[float, Case, GroupBounds]]
+    ) -> list[tuple[float, Case, GroupBounds]]:
+        """Cases with the better of their bounds, in its order; without those that cannot beat the best plan."""
+        found: list[tuple[float, Case, GroupBounds]] = []
+        for bound, case, bounds in cases:
+            if bound >= _limit(evaluator):
+                break
+            evaluator.raise_lower_bound(min([bound, *(other for other, _, _ in found)]))
+            evaluator.check_limits()
+            own = 0.0
+            if case.stages > 1:
+                blocks = evaluator.model.block_bounds(_decision(case))
+                undecided = frozenset(g.id for g in evaluator.space.groups)
+                own = _least_of_cuts(case, blocks.least(frozenset(), undecided), evaluator.model.memory_limit)
+            if own < _limit(evaluator):
+                found.append((max(bound, own), case, bounds))
+        return sorted(found, key=lambda item: item[0])
+
+    def _open_sets(self, evaluator: Evaluator, bound: float, case: Case, bounds: GroupBounds) -> list[_Open]:
+        """A case's sets of groups that may hold a better plan, in the order of their bounds."""
+        model, space, limit = evaluator.model, evaluator.space, _limit(evaluator)
+        refine = None
+        if case.stages > 1:
+            blocks = model.block_bounds(_decision(case))
+
+            def refine(sharded: frozenset[int], undecided: frozenset[int]) -> float:
+                evaluator.check_limits()
+                return _least_of_cuts(case, blocks.least(sharded, undecided), model.memory_limit)
+
+        sets = sets_below(space, case, bounds, limit, model.memory_limit, refine=refine)
+        open_ = [_Open(max(bound, own), case, sharded) for own, sharded in sets]
+        return sorted(open_, key=lambda o: o.bound)
 
     def _bounded(self, evaluator: Evaluator) -> list[tuple[float, Case, GroupBounds]]:
         """Cases that may hold a better plan, with the bound over all their sets of groups.
@@ -101,7 +132,6 @@ class Oracle:
         for item in open_:
             if item.bound >= _limit(evaluator):
                 break
-            evaluator.raise_lower_bound(item.bound)
             if item.case.stages == 1:
                 singles.append(_decision(item.case, item.sharded))
                 if len(singles) == _SINGLES:
@@ -155,21 +185,47 @@ def least_seconds(case: Case, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.f
 
 
 def sets_below(
-    space: PlanSpace, case: Case, bounds: GroupBounds, limit: float, memory_limit: float
+    space: PlanSpace,
+    case: Case,
+    bounds: GroupBounds,
+    limit: float,
+    memory_limit: float,
+    *,
+    refine: Callable[[frozenset[int], frozenset[int]], float] | None = None,
 ) -> Iterator[tuple[float, frozenset[int]]]:
-    """The sets of groups whose bound is below `limit` seconds, with it; group by group, all that cannot be dropped."""
+    """The sets of groups whose bound is below `limit` seconds, with it; group by group, all that cannot be dropped.
+
+    Args:
+      refine: another bound, of all sets that have some groups, and any of those that are undecided.
+    """
     masks = np.zeros(1, np.int64)
     ids = [g.id for g in space.groups]
     rows = bounds.level(()).of(masks)
-    for place in range(len(ids)):
+    free = space.free_groups(case.mesh[1])
+    for place, id_ in enumerate(ids):
         masks = space.extended(masks, place, case.mesh[1])
         rows = bounds.level(ids[: place + 1]).of(masks)
         keep = (least_seconds(case, rows) < limit) & (rows[HELD_BYTES] / case.stages <= memory_limit)
+        undecided = frozenset(ids[place + 1 :])
+        # Where nothing was decided, or all is, the bound says no more than before, or than the cut program will.
+        if refine is not None and id_ in free and not undecided.isdisjoint(free):
+            for k in np.flatnonzero(keep).tolist():
+                keep[k] = refine(_groups(ids, int(masks[k])), undecided) < limit
         masks, rows = masks[keep], rows[:, keep]
     if case.mesh[1] > 1:
         masks, rows = masks[masks > 0], rows[:, masks > 0]
     for bound, mask in zip(least_seconds(case, rows).tolist(), masks.tolist(), strict=True):
-        yield bound, frozenset(id_ for bit, id_ in enumerate(ids) if mask >> bit & 1)
+        yield bound, _groups(ids, mask)
+
+
+def _groups(ids: list[int], mask: int) -> frozenset[int]:
+    return frozenset(id_ for bit, id_ in enumerate(ids) if mask >> bit & 1)
+
+
+def _least_of_cuts(case: Case, costs: BlockCosts, memory_limit: float) -> float:
+    """No pipeline of the case with these costs takes less; infinite where none fits."""
+    programs = (CutProgram(costs, case.stages, schedule, memory_limit) for schedule in case.schedules)
+    return min(program.lower_bound for program in programs)
 
 
 def _decision(case: Case, sharded: frozenset[int] = frozenset()) -> Decision:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.plan.baselines import inner_groups
+from automap_launch.plan.block_bounds import BlockBounds
 from automap_launch.plan.block_costs import BlockCosts
 from automap_launch.plan.decision import STORAGES, Decision, Schedule, Storage
 from automap_launch.plan.group_bounds import GroupBounds
@@ -76,6 +77,10 @@ class CostModel(Protocol):
 
     def group_bounds(self, decision: Decision) -> GroupBounds:
         """Bounds over sets of groups; those of the decision, its cuts and its schedule do not matter."""
+        ...
+
+    def block_bounds(self, decision: Decision) -> BlockBounds:
+        """As `group_bounds`, of each block."""
         ...
 
 

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from automap_launch.cluster.cluster import Cluster, Device, Link
 from automap_launch.cluster.collectives import Kind, axis_link, rounds, share_sent
-from automap_launch.plan.block_costs import BlockCosts, Joined
+from automap_launch.plan.block_bounds import BlockBounds
+from automap_launch.plan.block_costs import HELD, PHASES, BlockCosts, Joined
 from automap_launch.plan.decision import STORAGES, Decision, Storage
 from automap_launch.plan.group_bounds import HELD_BYTES, MICRO, ROWS, WHOLE, GroupBounds
 from automap_launch.plan.pins import Pins
@@ -34,6 +35,8 @@ _ITEM = 4
 _BUCKET = 32e6
 # Of an Adam step: two moments beside each parameter.
 _STATE_PER_PARAMETER = 2.0
+# Where columns of a block's totals end: compute, collectives, bytes and counts of joined ones, what is held.
+_COLUMNS = np.cumsum([len(PHASES), len(PHASES), 2, 2, len(HELD)])
 
 
 @dataclass(frozen=True)
@@ -166,34 +169,48 @@ class SyntheticModel:
                     tables[place][HELD_BYTES, mask] = costs.held[members].sum()
         return GroupBounds(tuple(by_set), tuple(tables))
 
+    def block_bounds(self, decision: Decision) -> BlockBounds:
+        """See `plan/block_bounds.py`; the decision's groups do not matter."""
+        pairs = zip(self.products.inner.tolist(), self.products.stream.tolist(), strict=True)
+        sets = [tuple(sorted(set(pair))) for pair in pairs]
+        tables = []
+        for k, groups in enumerate(sets):
+            found = []
+            for mask in range(1 << len(groups)):
+                on = frozenset(g for bit, g in enumerate(groups) if mask >> bit & 1)
+                of_one = np.zeros((len(sets), 1))
+                of_one[k] = 1.0
+                found.append(self._totals(self._product_costs(replace(decision, sharded=on)), of_one))
+            table = np.stack(found)
+            table[..., : _COLUMNS[0]] += table[..., _COLUMNS[0] : _COLUMNS[1]]
+            table[..., _COLUMNS[0] : _COLUMNS[1]] = 0.0
+            tables.append(table)
+        return BlockBounds(tuple(sets), tuple(tables), lambda totals, *_: self._of_totals(decision, totals))
+
     def _block_costs(self, decision: Decision) -> BlockCosts:
-        costs = self._product_costs(decision)
-        blocks = self.program.blocks
-        count = len(blocks)
+        return self._of_totals(decision, self._totals(self._product_costs(decision), np.ones((1, 1))))
 
-        def summed(values: Array) -> Array:
-            found = np.zeros((count, values.shape[1]))
-            np.add.at(found, self.products.block, values)
-            return found
+    def _totals(self, costs: _ProductCosts, often: Array) -> Array:
+        """float64[blocks, columns]. Args: often: float64[products, 1]."""
+        columns = [costs.compute, costs.collectives, costs.joined_bytes, costs.joined_counts, costs.parts_held]
+        values = often * np.concatenate([*columns, costs.activations[:, None]], axis=1)
+        found = np.zeros((len(self.program.blocks), values.shape[1]))
+        np.add.at(found, self.products.block, values)
+        return found
 
-        rows = decision.data * decision.micro_batches
+    def _of_totals(self, decision: Decision, totals: Array) -> BlockCosts:
+        compute, collectives, joined_bytes, counts, held, activations = np.split(totals, _COLUMNS, axis=1)
+        rows, costs = decision.data * decision.micro_batches, self._product_costs(decision)
         return BlockCosts(
             cluster=self.cluster,
             micro_batches=decision.micro_batches,
             devices=decision.data * decision.model,
-            compute=summed(costs.compute),
-            collectives=summed(costs.collectives),
-            joined=Joined(
-                (True, False),
-                summed(costs.joined_bytes),
-                summed(costs.joined_counts),
-                costs.alpha,
-                costs.beta,
-                _BUCKET,
-            ),
-            held=summed(costs.parts_held),
-            residuals=summed(costs.activations[:, None])[:, 0],
-            working=summed(costs.activations[:, None])[:, 0] * 0.5,
+            compute=compute,
+            collectives=collectives,
+            joined=Joined((True, False), joined_bytes, counts, costs.alpha, costs.beta, _BUCKET),
+            held=held,
+            residuals=activations[:, 0],
+            working=activations[:, 0] * 0.5,
             boundary=self.boundaries / rows,
             twice=_BUCKET if decision.data > 1 else 0.0,
             sums=1.0 if decision.storage == "none" else 1 / decision.data,

@@ -7,6 +7,7 @@ import pytest
 
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.group_bounds import HELD_BYTES, WHOLE
+from automap_launch.search.cut_program import CutProgram
 from automap_launch.search.evaluator import Evaluator, Limits, SearchEnd
 from automap_launch.search.oracle import Oracle, cases_of, least_seconds, sets_below
 from automap_launch.search.space import PlanSpace
@@ -107,3 +108,19 @@ def test_more_micro_batches_never_make_all_blocks_together_faster():
                 many = model.group_bounds(replace(one, micro_batches=2 * case.micro_batches)).level(()).constant
                 assert many[WHOLE] >= few[WHOLE] * (1 - 1e-9)
                 assert many[HELD_BYTES] == pytest.approx(few[HELD_BYTES])
+
+
+def test_bounds_of_blocks_are_below_every_plan():
+    for model, space in tiny_models(10, seed=5):
+        groups = frozenset(g.id for g in space.groups)
+        for case in [case for case in cases_of(space) if case.stages > 1][::7]:
+            cuts = tuple(range(1, case.stages))
+            one = Decision(*case.mesh, frozenset(), case.storage, case.micro_batches, cuts, case.schedules[0])
+            blocks = model.block_bounds(one)
+            for sharded in space.group_sets(case.mesh[1]):
+                undecided = groups - set(sorted(groups)[:1])
+                least = blocks.least(sharded - undecided, undecided)
+                plans = [replace(one, sharded=sharded, cuts=cuts) for cuts in space.cut_sets(case.stages)]
+                fastest = min((e.step_seconds for e in model.estimate_many(plans) if e.fits), default=np.inf)
+                bound = CutProgram(least, case.stages, case.schedules[0], model.memory_limit).lower_bound
+                assert bound <= fastest * (1 + 1e-9)
