@@ -98,9 +98,14 @@ class Oracle:
         if case.stages > 1:
             blocks = model.block_bounds(_decision(case))
 
-            def refine(sharded: frozenset[int], undecided: frozenset[int]) -> float:
+            def refine(sharded: frozenset[int], undecided: frozenset[int]) -> bool:
                 evaluator.check_limits()
-                return _least_of_cuts(case, blocks.least(sharded, undecided), model.memory_limit)
+                costs = blocks.least(sharded, undecided)
+                # The last schedule has the smallest bubble: where some pipeline is below, it mostly is.
+                return any(
+                    CutProgram(costs, case.stages, schedule, model.memory_limit).lower_bound < limit
+                    for schedule in reversed(case.schedules)
+                )
 
         sets = sets_below(space, case, bounds, limit, model.memory_limit, refine=refine)
         open_ = [_Open(max(bound, own), case, sharded) for own, sharded in sets]
@@ -191,12 +196,13 @@ def sets_below(
     limit: float,
     memory_limit: float,
     *,
-    refine: Callable[[frozenset[int], frozenset[int]], float] | None = None,
+    refine: Callable[[frozenset[int], frozenset[int]], bool] | None = None,
 ) -> Iterator[tuple[float, frozenset[int]]]:
     """The sets of groups whose bound is below `limit` seconds, with it; group by group, all that cannot be dropped.
 
     Args:
-      refine: another bound, of all sets that have some groups, and any of those that are undecided.
+      refine: whether a dearer bound is below `limit`, too: of all sets that have some groups, and any of those that
+        are undecided.
     """
     masks = np.zeros(1, np.int64)
     ids = [g.id for g in space.groups]
@@ -210,7 +216,7 @@ def sets_below(
         # Where nothing was decided, or all is, the bound says no more than before, or than the cut program will.
         if refine is not None and id_ in free and not undecided.isdisjoint(free):
             for k in np.flatnonzero(keep).tolist():
-                keep[k] = refine(_groups(ids, int(masks[k])), undecided) < limit
+                keep[k] = refine(_groups(ids, int(masks[k])), undecided)
         masks, rows = masks[keep], rows[:, keep]
     if case.mesh[1] > 1:
         masks, rows = masks[masks > 0], rows[:, masks > 0]
