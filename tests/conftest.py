@@ -1,10 +1,15 @@
-"""Tests neither read nor fill the user's caches: of a test session there is one of its own."""
+"""Tests run on eight CPU devices, and neither read nor fill the user's caches: a test session has one of its own."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+# Before any test imports JAX, which reads them then.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
 
 @pytest.fixture(scope="session", autouse=True)

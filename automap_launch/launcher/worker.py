@@ -220,6 +220,7 @@ def _say_goodbye() -> None:
     """Runs after the script's exit handlers and before JAX's, which would wait for the other ranks."""
     if _failed:
         _end(_failed[0])
+    _flush_open_files()  # Python closes a file that it ends with only if nothing of ours still knows the script
     leave_together()
 
 

@@ -153,3 +153,8 @@ def nothing_left_of(sessions: list[int]) -> bool:
 
 def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
+
+
+def children() -> set[int]:
+    """Processes that this one has started and not yet waited for."""
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}

@@ -48,7 +48,8 @@ for _ in range(2):
     print("= loss", float(loss), "step", int(state["step"]))
 for name in ("params", "opt"):
     for leaf in jax.tree.leaves(state[name]):
-        print(name, leaf.shape, leaf.addressable_shards[0].data.shape, len(leaf.sharding.device_set))
+        # What JAX itself holds: to the script, an array lies whole on its one device.
+        print(name, leaf.shape, leaf._arrays[0].shape, len(leaf._arrays))
 state, loss = train_step(state, x, y, train=False)
 print("= without dropout", float(loss))
 

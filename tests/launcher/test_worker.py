@@ -138,8 +138,8 @@ def test_large_state_is_created_in_place_and_survives_a_restore(tmp_path: Path) 
     for output in worked.outputs:
         assert_same_numbers(output, expected)
         for name in ("params", "opt"):
-            assert f"{name} (64, 512) (16, 256) 8" in output
-            assert f"{name} (512, 8) (256, 2) 8" in output
+            assert f"{name} (64, 512) (16, 256) 4" in output
+            assert f"{name} (512, 8) (256, 2) 4" in output
 
 
 @pytest.fixture(scope="module")
