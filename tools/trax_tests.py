@@ -4,7 +4,8 @@
     python tools/trax_tests.py --only training # files whose name contains that, anew
 
 Each file runs in a process of its own on one CPU device; a test that fails is run once more on Trax as it is. What was
-found is kept in `outputs/trax_tests/NAME.json`, so that an interrupted run goes on where it stopped.
+found is kept in `outputs/trax_tests/NAME.json`, so that an interrupted run goes on where it stopped. One file needs
+`pip install parameterized`, which Trax does not install. All take about an hour on two cores.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ TIMEOUT = 1500
 # What a failure's message shows -> why the test fails.
 REASONS: dict[str, str] = {
     "InitializersTest::test_from_file": "the test compares float32 numbers with Python floats for equality",
+    "TrainingTest::test_train_save_restore_dense": "the test hands NumPy a ragged list, which it no longer takes",
+    "test_lsh_self_attention_masked_non_causal": (
+        "the test depends on the hashes drawn from one fixed key; it passes with `JAX_THREEFRY_PARTITIONABLE=0`, "
+        "JAX's random bits of its time"
+    ),
 }
 
 HEADER = """\
@@ -105,8 +111,9 @@ def run_file(module: str) -> list[Test]:
         return tests
     functions = sorted({name.rpartition("::")[2] for name in failed})
     without = {t.name: t.outcome for t in pytest_outcomes(_RUN, module, ["-k", " or ".join(functions)])}
+    rest = "not importable" if "::" in without else "not run"
     return [
-        test if test.outcome != "failed" else Test(test.name, "failed", test.message, without.get(test.name, "none"))
+        test if test.outcome != "failed" else Test(test.name, "failed", test.message, without.get(test.name, rest))
         for test in tests
     ]
 

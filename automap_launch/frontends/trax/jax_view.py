@@ -35,7 +35,7 @@ def jax_view() -> View:
     return View(
         "jax",
         {
-            "lax": View("jax.lax", {"cond": _cond}),
+            "lax": View("jax.lax", {"cond": _cond, "stop_gradient": _stop_gradient}),
             "lib": lib,
             "random": View("jax.random", {"threefry_2x32": jax.extend.random.threefry_2x32}),
             "tree_map": jax.tree_util.tree_map,
@@ -86,6 +86,12 @@ def _cond(*args: Any, **kwargs: Any) -> Any:
     true_fun, false_fun = kwargs["true_fun"], kwargs["false_fun"]
     operands = kwargs.get("true_operand"), kwargs.get("false_operand")
     return jax.lax.cond(predicate, lambda pair: true_fun(pair[0]), lambda pair: false_fun(pair[1]), operands)
+
+
+@functools.wraps(jax.lax.stop_gradient)
+def _stop_gradient(tree: Any) -> Any:
+    """`lax.stop_gradient` that leaves Python integers alone: LSH attention branches on lengths that went through it."""
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, int) else jax.lax.stop_gradient(leaf), tree)
 
 
 def _xla_computation(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -148,6 +148,19 @@ def check_lax_cond_takes_an_operand_a_branch() -> None:
         assert float(found) == expected
 
 
+def check_stop_gradient_leaves_python_integers_alone() -> None:
+    seen = []
+
+    def squared(x: Any) -> Any:
+        length, array = fastmath.stop_gradient((3, x))
+        seen.append(length)
+        return x * array
+
+    assert float(jax.jit(jax.grad(squared))(2.0)) == 2.0  # the second factor counts as a constant
+    assert seen == [3]
+    assert type(seen[0]) is int
+
+
 def check_removed_names_compute_what_they_did() -> None:
     from trax.layers.research import position_encodings
     from trax.models.research import bert
