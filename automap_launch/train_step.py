@@ -12,9 +12,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 SCHEMA = 1
 
@@ -187,3 +188,18 @@ def _parse_source(text: str | None) -> SourceLine | None:
         return None
     file, _, line = text.rpartition(":")
     return SourceLine(file, int(line))
+
+
+class Runner(Protocol):
+    """One signature of a step on the devices, under a plan; `runtime.Executable` is one.
+
+    `arguments` have their roles, `results` what they replace. `place` brings flat arguments into the plan's shardings,
+    creating deferred ones; a call runs one step and does so itself where need be.
+    """
+
+    @property
+    def arguments(self) -> Sequence[Argument]: ...
+    @property
+    def results(self) -> Sequence[Result]: ...
+    def place(self, leaves: Sequence[Any]) -> list[Any]: ...
+    def __call__(self, leaves: Sequence[Any]) -> list[Any]: ...

@@ -20,25 +20,11 @@ from jax.extend.core import jaxpr_as_fun
 
 from automap_launch.frontends.jit_hook import HookedFunction
 from automap_launch.frontends.lowering import LoweredStep, flatten_call, lower_step, traced_keeping_unused
-from automap_launch.train_step import Argument, Result, TrainStep
+from automap_launch.train_step import Argument, Runner, TrainStep
 
 _NUMPY = (np.ndarray, np.generic)
 
 logger = logging.getLogger(__name__)
-
-
-class Runner(Protocol):
-    """One signature of the step on the devices; `runtime.Executable` is one.
-
-    `arguments` have their roles, `results` what they replace.
-    """
-
-    @property
-    def arguments(self) -> Sequence[Argument]: ...
-    @property
-    def results(self) -> Sequence[Result]: ...
-    def place(self, leaves: Sequence[Any]) -> list[Any]: ...
-    def __call__(self, leaves: Sequence[Any]) -> list[Any]: ...
 
 
 @dataclass(frozen=True)

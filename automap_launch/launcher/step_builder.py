@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 from automap_launch.launcher.spec import LaunchSpec
 from automap_launch.plan.execution import Execution
 from automap_launch.plan.layout import Layout
-from automap_launch.train_step import TrainStep
+from automap_launch.train_step import Runner, TrainStep
 
 if TYPE_CHECKING:
     from automap_launch.frontends.lowering import LoweredStep
-    from automap_launch.frontends.substitute import Runner
-    from automap_launch.runtime.trial import Runner as TriedRunner
 
 # The launch's own plan among its rivals.
 FAVOURITE = "plan"
@@ -83,7 +81,7 @@ class StepBuilder:
         )
         return step, fitted.layout
 
-    def _build(self, name: str, function: bytes | Callable[..., Any], lowered: LoweredStep) -> TriedRunner:
+    def _build(self, name: str, function: bytes | Callable[..., Any], lowered: LoweredStep) -> Runner:
         from automap_launch.runtime.build import build_executable
 
         step, layout = self._signature(name, lowered)

@@ -13,8 +13,8 @@ import jax
 
 from automap_launch.errors import PlanError
 from automap_launch.launcher.agreement import slowest
-from automap_launch.runtime.trial import Runner, try_steps
-from automap_launch.train_step import Argument, Result
+from automap_launch.runtime.trial import try_steps
+from automap_launch.train_step import Argument, Result, Runner
 
 logger = logging.getLogger(__name__)
 

@@ -34,13 +34,13 @@ from automap_launch.launcher.step_builder import StepBuilder
 from automap_launch.tracking.events import ReadyEvent, TrialEvent
 from automap_launch.tracking.feed import Feed
 from automap_launch.tracking.meter import Meter
-from automap_launch.train_step import TrainStep
+from automap_launch.train_step import Runner, TrainStep
 from automap_launch.units import parse_bytes
 
 if TYPE_CHECKING:
     from automap_launch.frontends.deferred import DeferredTrace
     from automap_launch.frontends.lowering import LoweredStep
-    from automap_launch.frontends.substitute import Runner, StepReport
+    from automap_launch.frontends.substitute import StepReport
 
 _OURS = str(Path(__file__).resolve().parent.parent) + os.sep
 # These stand in for functions of Python and JAX: an error in there is what the script would have met anyway.

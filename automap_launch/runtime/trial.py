@@ -5,29 +5,15 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
 from automap_launch.runtime.placement import is_deferred
-from automap_launch.train_step import Argument, Result
+from automap_launch.train_step import Runner
 
 # Three tell a lucky step from the rule; the first of all compiles and is not counted.
 TRIAL_STEPS = 3
-
-
-class Runner(Protocol):
-    """One signature of the step on the devices.
-
-    `place` brings leaves into the runner's shardings; deferred ones are created, and must stay deferred for others.
-    """
-
-    @property
-    def arguments(self) -> Sequence[Argument]: ...
-    @property
-    def results(self) -> Sequence[Result]: ...
-    def place(self, leaves: Sequence[Any]) -> list[Any]: ...
-    def __call__(self, leaves: Sequence[Any]) -> list[Any]: ...
 
 
 def try_steps(runner: Runner, leaves: Sequence[Any], steps: int = TRIAL_STEPS) -> float:

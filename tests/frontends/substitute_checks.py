@@ -11,12 +11,12 @@ import numpy as np
 
 from automap_launch.frontends import jit_hook
 from automap_launch.frontends.lowering import LoweredStep, lower_step
-from automap_launch.frontends.substitute import Runner, StepReport, Substitute
+from automap_launch.frontends.substitute import StepReport, Substitute
 from automap_launch.plan.layout import Layout
 from automap_launch.runtime.executable import Executable
 from automap_launch.runtime.mesh import make_mesh
 from automap_launch.runtime.signatures import fit, same_state
-from automap_launch.train_step import Argument, Result, TrainStep
+from automap_launch.train_step import Argument, Result, Runner, TrainStep
 from tests.runtime import device_checks
 
 MESH_AXES = {"data": 8}

@@ -20,13 +20,13 @@ import tensorflow as tf
 
 from automap_launch.errors import CaptureError
 from automap_launch.frontends.lowering import LoweredStep
-from automap_launch.frontends.substitute import Build, Observer, Runner, StepReport, batch_size
+from automap_launch.frontends.substitute import Build, Observer, StepReport, batch_size
 from automap_launch.frontends.tensorflow import calls, refusals, tf_internals
 from automap_launch.frontends.tensorflow.calls import Call, XlaCall
 from automap_launch.frontends.tensorflow.lazy_tensor import LazyTensor
 from automap_launch.frontends.tensorflow.lowering import NEW, LoweredGraph, lower_graph
 from automap_launch.frontends.tensorflow.slots import Slot, SlotTable, materialized
-from automap_launch.train_step import Argument, TrainStep
+from automap_launch.train_step import Argument, Runner, TrainStep
 
 _PROGRAMS = "_automap_programs"
 
