@@ -96,6 +96,8 @@ def test_the_scripts_own_hook_is_told_of_its_failure(tmp_path, monkeypatch, caps
     script.write_text("def fail():\n    raise KeyError('x')\nfail()")
     with pytest.raises(KeyError) as failure:
         exec(compile(script.read_text(), str(script), "exec"), {})
+    # Python's own, whatever another test's libraries (W&B) have put there
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     assert not told_by_the_scripts_hook(failure.value)
     told = []
     monkeypatch.setattr(sys, "excepthook", lambda *args: told.append(args))
