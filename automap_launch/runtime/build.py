@@ -15,6 +15,7 @@ from automap_launch.program.analyse import analyse
 from automap_launch.program.flatten import flatten
 from automap_launch.program.mlir import read_module
 from automap_launch.program.program import Program
+from automap_launch.program.unroll import Line
 from automap_launch.runtime.accumulation import AccumulatedStep
 from automap_launch.runtime.executable import Executable
 from automap_launch.runtime.mesh import make_mesh
@@ -25,7 +26,6 @@ from automap_launch.split.accumulate import accumulate
 from automap_launch.split.blocks import stages_wanted
 from automap_launch.split.pipeline import cut
 from automap_launch.split.step import by_stage, read
-from automap_launch.split.unroll import Line
 from automap_launch.train_step import TrainStep
 
 Leaves = Sequence[Any]

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from automap_launch.program.batch_analysis import BatchAnalysis
 from automap_launch.program.graph import Graph
+from automap_launch.program.unroll import Line
 from automap_launch.split.boundary import hand_over_early
 from automap_launch.split.emit import Emitter, Section
 from automap_launch.split.mlir import Origin
-from automap_launch.split.unroll import Line
 
 
 @dataclass(frozen=True)

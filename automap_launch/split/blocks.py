@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from automap_launch.program.batch_analysis import Block
 from automap_launch.program.graph import Graph
-from automap_launch.split.unroll import Line
+from automap_launch.program.unroll import Line
 
 
 def stages_wanted(line: Line, flat: Graph, blocks: Sequence[Block], spans: Sequence[tuple[int, int]]) -> dict[int, int]:

@@ -15,8 +15,8 @@ from automap_launch.program.batch_analysis import BatchAnalysis
 from automap_launch.program.graph import Graph, Node
 from automap_launch.program.program import Value
 from automap_launch.program.rules.elementwise import ELEMENTWISE
+from automap_launch.program.unroll import Line, prune
 from automap_launch.split.stages import Assignment, State, one_layer
-from automap_launch.split.unroll import Line, prune
 
 _COMBINED = {"add": "add", "maximum": "maximum", "minimum": "minimum"}
 _BY_CHUNK = ELEMENTWISE | {"optimization_barrier"}

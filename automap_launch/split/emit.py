@@ -12,8 +12,8 @@ from automap_launch.program.graph import Graph, Node
 from automap_launch.program.program import Value
 from automap_launch.program.rules.elementwise import ELEMENTWISE
 from automap_launch.program.state_rules.moving import reshaped
+from automap_launch.program.unroll import Line
 from automap_launch.split.mlir import Builder, Origin
-from automap_launch.split.unroll import Line
 
 # Which micro-batch: an int32 scalar argument of a module, in the place of a value id.
 INDEX: Final = -1

@@ -10,11 +10,11 @@ from typing import Literal
 from automap_launch.errors import PlanError
 from automap_launch.program.batch_analysis import BatchAnalysis
 from automap_launch.program.graph import Graph
+from automap_launch.program.unroll import Line
 from automap_launch.split.boundary import hand_over_early
 from automap_launch.split.emit import INDEX, Emitter, Section
 from automap_launch.split.mlir import Origin
 from automap_launch.split.stages import Assignment, State, assign
-from automap_launch.split.unroll import Line
 
 # What a stage does. `hold` and `prepare` once a step before the micro-batches, `reduce` and `update` once after them.
 PartKind = Literal["hold", "prepare", "forward", "backward", "weight", "reduce", "update"]

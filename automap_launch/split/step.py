@@ -12,11 +12,11 @@ from automap_launch.program.batch_analysis import BatchAnalysis
 from automap_launch.program.graph import Graph
 from automap_launch.program.micro_batches import analyse_batch
 from automap_launch.program.mlir import read_module
+from automap_launch.program.unroll import Line, unroll
 from automap_launch.split.destack import chunk_counts, destack
 from automap_launch.split.mlir import Origin
 from automap_launch.split.pipeline import assigned
 from automap_launch.split.stages import Assignment, State
-from automap_launch.split.unroll import Line, unroll
 from automap_launch.train_step import Argument, Result, SourceLine
 
 

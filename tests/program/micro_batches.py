@@ -10,10 +10,10 @@ import numpy as np
 from automap_launch.program.batch_analysis import BatchAnalysis, State
 from automap_launch.program.micro_batches import analyse_batch
 from automap_launch.program.mlir import read_module
+from automap_launch.program.unroll import unroll
 from automap_launch.runtime import jax_internals
 from automap_launch.split.emit import INDEX, Emitter, Section
 from automap_launch.split.mlir import Origin
-from automap_launch.split.unroll import unroll
 from automap_launch.train_step import TrainStep
 
 Arrays = list[np.ndarray[Any, Any]]

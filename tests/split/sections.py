@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from automap_launch.program.batch_analysis import NONE, BatchAnalysis
+from automap_launch.program.unroll import Line
 from automap_launch.runtime.jax_internals import jit
 from automap_launch.runtime.sections import SectionFunction
 from automap_launch.split.emit import Section
-from automap_launch.split.unroll import Line
 
 
 def evaluate(section: Section, values: dict[int, Any]) -> list[Any]:

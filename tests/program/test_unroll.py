@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from automap_launch.errors import PlanError
+from automap_launch.program import unroll as module
 from automap_launch.program.mlir import read_module
-from automap_launch.split import unroll as module
+from automap_launch.program.unroll import Line, unroll
 from automap_launch.split.emit import Emitter
 from automap_launch.split.mlir import Origin
-from automap_launch.split.unroll import Line, unroll
 from tests.runtime.captured_by_hand import capture
 from tests.split.sections import all_independent, evaluate
 
