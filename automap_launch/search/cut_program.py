@@ -1,17 +1,10 @@
 """The best cuts of one case, exactly: a dynamic program over blocks bounds them, a search by bound finds them.
 
-A *case* is a plan without its cuts. For stage s of S with m micro-batches, seconds f, b, w of a micro-batch's forward,
-backward and weight part, t = f + b + w, x of a message, and what comes once before and after, a step takes at least,
-whatever else happens (see `plan/timeline.py` for the orders):
-
-- alone: before_s + m t_s + after_s, for every s;
-- reaching it: the way to stage s (for `gpipe` and `1f1b` there and back, sum of f + b + w + 2x over the stages before;
-  for `zero_bubble` one way, sum of f + x) and m t_s;
-- around it: in `gpipe` and `1f1b` one micro-batch goes through all stages and back; after it stage s has m - 1
-  backward passes left, and of the forward ones those that it has not run ahead: m - min(S - s, m) in `1f1b`. In `gpipe`
-  m - 1 of them have delayed it.
-- `zero_bubble` likewise: the way there, from stage s to the end and back without weight parts, and then what stage s
-  has left, weight parts of all micro-batches included.
+A *case* is a plan without its cuts. A step takes at least as long as any path through the tasks of one of its stages
+(`critical_paths.py`), and as the way to a stage and its time over each micro-batch: for stage s with m micro-batches,
+seconds f, b, w of a micro-batch's forward, backward and weight part, t = f + b + w, and x of a message, m t_s and the
+way through the stages before it (for `gpipe` and `1f1b` there and back, sum of t + 2x; for `zero_bubble` one way, sum of
+f + x).
 
 Each is a maximum over stages of what a run of blocks costs, so its least value over all cuts of the blocks from i on is
 a dynamic program over (i, s). Cuts are then extended from the left, least bound first, as long as the bound beats the
@@ -21,14 +14,15 @@ best plan known; whole ones are timed by the timeline itself. Nothing is left ou
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
-from automap_launch.plan.block_costs import BlockCosts, crosses_hosts
+from automap_launch.plan.block_costs import BlockCosts, RunCosts, crosses_hosts
 from automap_launch.plan.decision import Schedule
 from automap_launch.plan.timeline import in_flight
+from automap_launch.search.critical_paths import least_seconds_of_runs
 
 Array = npt.NDArray[np.float64]
 
@@ -40,7 +34,7 @@ class Bounds:
     """Lower bounds of runs of blocks as stages; [stage, first block, end].
 
     Attributes:
-      own: of the step, by a run that is stage s; infinite where it does not fit.
+      own: of the step, by paths through a run that is stage s; infinite where it does not fit.
       busy: m t of a run. way: what it adds to the way of the stages after it.
     """
 
@@ -121,42 +115,23 @@ class CutProgram:
 
 def bounds_of(costs: BlockCosts, stages: int, schedule: Schedule, memory_limit: float) -> Bounds:
     """The bounds of all runs of a case."""
-    runs, m = costs.every_run(), costs.micro_batches
-    flying = np.array(in_flight(schedule, stages, m))[:, None, None]
-    with np.errstate(invalid="ignore"):
-        fits = runs.memory(flying) <= memory_limit
-        total = runs.forward + runs.backward + runs.weight
-        busy = m * total
-        own = np.repeat((runs.before + busy + runs.after)[None], stages, axis=0)
-        sent = np.zeros((stages, 1, costs.blocks + 1))  # of the message after a run, by stage and end
-        for stage in range(stages - 1):
-            far = crosses_hosts(costs.cluster, costs.devices, stage)
-            sent[stage, 0, 1:] = costs.transfer_seconds(far)
-        if schedule in ("gpipe", "1f1b"):
-            way = total[None] + 2 * sent
-            ahead = np.minimum(stages - np.arange(stages), m) if schedule == "1f1b" else np.ones(stages)
-            left = (m - 1) * (runs.backward + runs.weight) + (m - ahead)[:, None, None] * runs.forward
-            # The last stage goes from forward to backward at once, so nothing of it is left but whole micro-batches.
-            around = float(total[np.arange(costs.blocks), np.arange(costs.blocks) + 1].sum()) + left
-            own = np.maximum(own, around)
-        else:
-            way = runs.forward[None] + sent
-            # Till the first backward pass of stage s is over, it has run min(S - s, m) forward passes at most.
-            single = np.arange(costs.blocks)
-            forward, backward = runs.forward[single, single + 1], runs.backward[single, single + 1]
-            there = np.cumsum(forward) - forward
-            back = (forward + backward)[::-1].cumsum()[::-1]
-            ahead = np.minimum(stages - np.arange(stages), m)
-            left = (m - 1) * runs.backward + m * runs.weight + (m - ahead)[:, None, None] * runs.forward
-            own = np.maximum(own, (there + back)[:, None] + left + runs.after)
-    own = np.where(fits, own, np.inf)
-    # A stage leaves a block for each of those before and after it.
+    runs = costs.every_run()
     start, end = np.indices((costs.blocks, costs.blocks + 1))
+    flying = np.array(in_flight(schedule, stages, costs.micro_batches))[:, None, None]
+    # A stage leaves a block for each of those before and after it.
     number = np.arange(stages)[:, None, None]
     possible = (end > start) & (start >= number) & (costs.blocks - end >= stages - 1 - number)
     possible &= (number > 0) | (start == 0)
     possible &= (number < stages - 1) | (end == costs.blocks)
-    return Bounds(np.where(possible, own, np.inf), busy, np.where(np.isfinite(way), way, 0.0))
+    possible &= runs.memory(flying) <= memory_limit
+    runs = RunCosts(**{f.name: np.where(end > start, getattr(runs, f.name), 0.0) for f in fields(RunCosts)})
+    own = least_seconds_of_runs(costs, runs, stages, schedule)
+    total = runs.forward + runs.backward + runs.weight
+    sent = np.zeros((stages, 1, costs.blocks + 1))  # of the message after a run, by stage and end
+    for stage in range(stages - 1):
+        sent[stage, 0, 1:] = costs.transfer_seconds(crosses_hosts(costs.cluster, costs.devices, stage))
+    way = runs.forward + sent if schedule == "zero_bubble" else total + 2 * sent
+    return Bounds(np.where(possible, own, np.inf), costs.micro_batches * total, way)
 
 
 def _least_rest(bounds: Bounds) -> tuple[Array, Array]:
