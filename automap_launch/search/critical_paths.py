@@ -123,6 +123,30 @@ def least_seconds_of_runs(costs: BlockCosts, runs: RunCosts, stages: int, schedu
     start[0] = runs.before
     back = final + down[:-1] + ahead[:, :-1]
     found: Array = start + np.maximum(stay + runs.after, leave + back[..., None])
+    if schedule == "gpipe":
+        slowest = _slowest(forward, backward, up, down, stages)
+        through = up[-1] + down[-1] + 2 * (ahead[:, :-1, None] + behind[:, None, :])
+        found = np.maximum(found, first + through + (costs.micro_batches - 1) * slowest + final)
+    return found
+
+
+def _slowest(forward: Array, backward: Array, up: Array, down: Array, stages: int) -> Array:
+    """float64[stages, blocks, blocks + 1]: the slowest stage's forward task and the slowest one's backward task, at
+    least, if a run is a stage. Where all forward tasks precede all backward ones, micro-batches queue for the one, and
+    then for the other; the last stage does both at once, which is a backward task.
+
+    Args:
+      up, down: float64[blocks + 1], forward and backward of the blocks before each block.
+    """
+    found = np.empty((stages, *forward.shape))
+    for stage in range(stages):
+        # Of the stages before it, and of those after it, one takes no less than their mean.
+        before = np.stack([up[:-1], down[:-1]])[..., None] / max(stage, 1)
+        if stage == stages - 1:
+            found[stage] = before[0] + np.maximum(forward + backward, before[1])
+            continue
+        after = (down[-1] - down) / (stages - 1 - stage)
+        found[stage] = np.maximum(forward, before[0]) + np.maximum(np.maximum(backward, before[1]), after)
     return found
 
 

@@ -3,8 +3,8 @@
 A *case* is a plan without its cuts. A step takes at least as long as any path through the tasks of one of its stages
 (`critical_paths.py`), and as the way to a stage and its time over each micro-batch: for stage s with m micro-batches,
 seconds f, b, w of a micro-batch's forward, backward and weight part, t = f + b + w, and x of a message, m t_s and the
-way through the stages before it (for `gpipe` and `1f1b` there and back, sum of t + 2x; for `zero_bubble` one way, sum of
-f + x).
+way through the stages before it (for `gpipe` and `1f1b` there and back, sum of t + 2x; for `zero_bubble` one way, sum
+of f + x).
 
 Each is a maximum over stages of what a run of blocks costs, so its least value over all cuts of the blocks from i on is
 a dynamic program over (i, s). Cuts are then extended from the left, least bound first, as long as the bound beats the
