@@ -32,7 +32,9 @@ Array = npt.NDArray[np.float64]
 
 # Columns of a path: round trips, and tasks of the stage itself outside of them.
 _TRIPS, _FORWARD, _BACKWARD, _WEIGHT = range(4)
-Path = tuple[int, int, int, int]
+_KINDS: tuple[TaskKind, ...] = ("forward", "backward", "weight")
+# Seconds of a round trip and of a stage's own tasks, of all proportions: paths that are never the longest are left out.
+_SAMPLE = np.exp(np.random.default_rng(0).uniform([0.0, -2.0, -2.0, -2.0], [4.0, 1.0, 1.0, 1.0], (200, 4)))
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,16 @@ def paths_of(schedule: Schedule, stages: int, micro_batches: int) -> Paths:
     """The paths of every stage under a schedule of a pipeline."""
     orders = order_of(schedule, stages, micro_batches)
     places = [{task: place for place, task in enumerate(order)} for order in orders]
-    last = places[-1]
-    # For each backward task the latest forward task which the last stage runs before it.
-    turns = [
-        max(i for i in range(micro_batches) if last["forward", i] < last["backward", j]) for j in range(micro_batches)
-    ]
+    turns = _turns(places[-1], micro_batches)
     stay, leave = [], []
     for stage, place in enumerate(places):
+        kinds = [kind for kind, _ in orders[stage]]
+        done = np.array([np.cumsum([0, *(kind == wanted for kind in kinds)]) for wanted in _KINDS]).T
         # The last stage goes from forward to backward at once, so nothing is between them.
-        chains = _chains(place, turns) if stage < stages - 1 else {()}
+        chains = _chains(place, turns) if stage < stages - 1 else [[]]
         end = place["backward", micro_batches - 1] + 1
-        stay.append(_undominated({_path(orders[stage], chain) for chain in chains}))
-        leave.append(_undominated({_path(orders[stage][:end], chain) for chain in chains}))
+        stay.append(_longest(np.array([_path(done, chain, len(kinds)) for chain in chains])))
+        leave.append(_longest(np.array([_path(done, chain, end) for chain in chains])))
     end = places[0]["backward", micro_batches - 1]
     left = sum(kind == "weight" for kind, _ in orders[0][end:])
     return Paths(_padded(stay), _padded(leave), left)
@@ -150,32 +150,44 @@ def _slowest(forward: Array, backward: Array, up: Array, down: Array, stages: in
     return found
 
 
-def _chains(place: dict[tuple[TaskKind, int], int], turns: list[int]) -> set[tuple[tuple[int, int], ...]]:
-    """Chains of round trips of a stage, each as the places of its first and last task in the stage's order."""
-    windows = [(place["forward", i], place["backward", j]) for j, i in enumerate(turns)]
-    found: set[tuple[tuple[int, int], ...]] = {()}
-    for first in range(len(windows)):
-        chain = [windows[first]]
-        found.add(tuple(chain))
-        for window in windows[first + 1 :]:
-            if window[0] > chain[-1][1]:
-                chain.append(window)
-        found.add(tuple(chain))
+def _turns(last: dict[tuple[TaskKind, int], int], micro_batches: int) -> list[int]:
+    """For each backward task the latest forward task that the last stage runs before it. Args: last: its places."""
+    found, latest = [], 0
+    for k in range(micro_batches):
+        while latest + 1 < micro_batches and last["forward", latest + 1] < last["backward", k]:
+            latest += 1
+        found.append(latest)
     return found
 
 
-def _path(order: tuple[tuple[TaskKind, int], ...], chain: tuple[tuple[int, int], ...]) -> Path:
-    outside = [kind for place, (kind, _) in enumerate(order) if not any(a <= place <= b for a, b in chain)]
-    return len(chain), outside.count("forward"), outside.count("backward"), outside.count("weight")
+def _chains(place: dict[tuple[TaskKind, int], int], turns: list[int]) -> list[list[tuple[int, int]]]:
+    """Chains of round trips of a stage, each as the places of its first and last task in the stage's order: none, every
+    single one, and as many as there can be from each of those that can be the first."""
+    trips = [(place["forward", i], place["backward", j]) for j, i in enumerate(turns)]
+    found: list[list[tuple[int, int]]] = [[], *([trip] for trip in trips)]
+    for first, (begins, _) in enumerate(trips):
+        if begins > trips[0][1]:
+            break
+        chain = [trips[first]]
+        for trip in trips[first + 1 :]:
+            if trip[0] > chain[-1][1]:
+                chain.append(trip)
+        found.append(chain)
+    return found
 
 
-def _undominated(paths: set[Path]) -> list[Path]:
-    def at_least(one: Path, other: Path) -> bool:
-        return all(a >= b for a, b in zip(one, other, strict=True))
+def _path(done: Array, chain: list[tuple[int, int]], end: int) -> Array:
+    """float64[4]. Args: done: [places, kinds], tasks before each place. end: of the path, in the stage's order."""
+    outside = done[end] - sum((done[last + 1] - done[first] for first, last in chain), np.zeros(3))
+    return np.array([len(chain), *outside])
 
-    return [p for p in sorted(paths) if not any(q != p and at_least(q, p) for q in paths)]
+
+def _longest(paths: Array) -> Array:
+    """Those of the paths that are the longest for some seconds of the tasks, as a sample of these shows."""
+    most: Array = np.unique((_SAMPLE @ paths.T).argmax(axis=1))
+    return np.unique(paths[most.astype(np.int64)], axis=0)
 
 
-def _padded(paths: list[list[Path]]) -> Array:
+def _padded(paths: list[Array]) -> Array:
     most = max(len(own) for own in paths)
-    return np.array([own + [own[-1]] * (most - len(own)) for own in paths], np.float64)
+    return np.stack([np.concatenate([own, np.repeat(own[-1:], most - len(own), axis=0)]) for own in paths])
