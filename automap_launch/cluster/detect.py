@@ -107,14 +107,18 @@ def _cores() -> int:
 
 
 def _cache_file(platform: str | None, devices: int | None, processes: int, calibrated: bool) -> Path:
-    """Where the measurement, or the calibration, of this machine for this many devices is kept."""
+    """Where the measurement, or the calibration, of this machine for this many devices is kept.
+
+    What the caller has named cannot be changed by the environment, which then does not count.
+    """
+    chooses = ["XLA_FLAGS"] if platform == "cpu" else ["XLA_FLAGS", "JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"]
     key = {
         "method": _METHOD,
         "machine": [host_platform.node(), host_platform.machine(), _cores()],
-        "visible": [os.environ.get(name) for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "XLA_FLAGS")],
+        "environment": [os.environ.get(name) for name in chooses],
         "platform": platform,
         "devices": devices,
-        "cpu_devices": _cpu_devices(processes),
+        "cpu_devices": _cpu_devices(processes) if devices is None else None,
         "processes": processes,
         "jaxlib": version("jaxlib"),
     }

@@ -114,6 +114,16 @@ def test_cpu_devices_by_default(monkeypatch):
     assert detect._cpu_devices(1) == 16
 
 
+def test_a_calibration_is_found_whatever_the_environment_says_of_what_the_caller_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(detect, "_measure", lambda *_: measured())
+    calibrate("cpu", 2)
+    monkeypatch.setattr(detect, "_measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    assert detect_local("cpu", 2).devices_per_host == 2
+
+
 def test_refuses_what_cannot_be(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(ConfigError, match="6 devices cannot be shared evenly by 4 processes"):
