@@ -32,6 +32,8 @@ PHASES = ("forward", "backward", "weight", "before", "after")
 MICRO_PHASES = 3
 # Columns of `BlockCosts.held`.
 HELD = ("parameters", "optimizer", "gradients", "other")
+# `Memory` counts whole bytes of four kinds: a plan fits that needs less than this above the limit.
+ROUNDED_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,11 @@ class PipelineCosts:
     communication: Array
     bubble: Array
     memory: Array
+
+    def fits(self, memory_limit: float) -> npt.NDArray[np.bool_]:
+        """Which plans need at most so many bytes on a device, counted in whole bytes as in `Memory`."""
+        needed: npt.NDArray[np.bool_] = self.memory.astype(np.int64).sum(axis=1) <= memory_limit
+        return needed
 
 
 @dataclass(frozen=True)

@@ -14,19 +14,22 @@ best plan known; whole ones are timed by the timeline itself. Nothing is left ou
 from __future__ import annotations
 
 import heapq
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
-from automap_launch.plan.block_costs import BlockCosts, RunCosts, crosses_hosts
+from automap_launch.plan.block_costs import ROUNDED_BYTES, BlockCosts, RunCosts, crosses_hosts
 from automap_launch.plan.decision import Schedule
 from automap_launch.plan.timeline import in_flight
 from automap_launch.search.critical_paths import least_seconds_of_runs
 
 Array = npt.NDArray[np.float64]
 
-_BATCH = 64
+# Plans that are timed together: at first few, so that a good one bounds the others.
+_FIRST_BATCH, _BATCH = 16, 512
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,17 @@ class Bounds:
 
 @dataclass(frozen=True)
 class BestCuts:
-    """The cuts and seconds of the best plan below the limit; None: there is none. `timed`: plans timed on the way."""
+    """The best plan below the limit that was found.
+
+    Attributes:
+      cuts: None: there is none. seconds: of the plan, or the limit.
+      timed: plans timed on the way. bound: no plan takes less; `seconds` where the search did not give up.
+    """
 
     cuts: tuple[int, ...] | None
     seconds: float
     timed: int
+    bound: float
 
 
 class CutProgram:
@@ -63,6 +72,7 @@ class CutProgram:
         self.costs = costs
         self.stages = stages
         self.schedule = schedule
+        self._memory_limit = memory_limit
         self._bounds = bounds_of(costs, stages, schedule, memory_limit)
         self._rest_own, self._rest_way = _least_rest(self._bounds)
 
@@ -71,46 +81,63 @@ class CutProgram:
         """No plan of the case takes less; infinite where none fits."""
         return float(max(self._rest_own[0, 0], self._rest_way[0, 0]))
 
-    def best(self, below: float) -> BestCuts:
-        """The best plan that takes less than `below` seconds."""
+    def best(self, below: float, most: float = math.inf, check: Callable[[], None] = lambda: None) -> BestCuts:
+        """The best plan that takes less than `below` seconds.
+
+        Args:
+          most: so many plans are timed, or a few more, before it gives up.
+          check: called between batches of plans.
+        """
         if self.stages == 1:
             return self._single(below)
-        blocks, bounds = self.costs.blocks, self._bounds
-        # (bound, cuts, first block of the next stage, what the stages so far cost at least, the way through them)
+        # (bound, cuts, what the stages so far cost at least, the way through them)
         open_: list[tuple[float, tuple[int, ...], float, float]] = [(self.lower_bound, (), 0.0, 0.0)]
         best, cuts, timed = below, None, 0
-        whole: list[tuple[int, ...]] = []
-        while open_ or whole:
-            if len(whole) >= _BATCH or not open_ or open_[0][0] >= best:
-                if not whole:
-                    break
-                seconds = self.costs.pipelines(self.schedule, np.array(whole, np.int64)).step_seconds
+        while open_ and open_[0][0] < best and timed < most:
+            check()
+            whole = self._next_whole(open_, best, _FIRST_BATCH + timed)
+            if whole:
+                seconds = self._timed(np.array(whole, np.int64))
                 timed += len(whole)
                 least = int(seconds.argmin())
                 if seconds[least] < best:
                     best, cuts = float(seconds[least]), whole[least]
-                whole = []
-                continue
+        bound = min(open_[0][0], best) if open_ else best
+        return BestCuts(cuts, best, timed, bound)
+
+    def _next_whole(
+        self, open_: list[tuple[float, tuple[int, ...], float, float]], below: float, count: int
+    ) -> list[tuple[int, ...]]:
+        """The next plans in the order of their bounds, at most `count` and _BATCH; extends cuts on the way to them."""
+        blocks, bounds = self.costs.blocks, self._bounds
+        whole: list[tuple[int, ...]] = []
+        while open_ and open_[0][0] < below and len(whole) < min(count, _BATCH):
             _, prefix, so_far, way = heapq.heappop(open_)
             stage, first = len(prefix), prefix[-1] if prefix else 0
+            if stage == self.stages - 1:
+                whole.append(prefix)
+                continue
             ends = np.arange(first + 1, blocks - (self.stages - stage - 1) + 1)
             reached = np.maximum(so_far, np.maximum(bounds.own[stage, first, ends], way + bounds.busy[first, ends]))
             onward = way + bounds.way[stage, first, ends]
             rest = np.maximum(self._rest_own[stage + 1, ends], onward + self._rest_way[stage + 1, ends])
             total = np.maximum(reached, rest)
-            for k in np.flatnonzero(total < best).tolist():
+            for k in np.flatnonzero(total < below).tolist():
                 extended = (*prefix, int(ends[k]))
-                if stage == self.stages - 2:
-                    whole.append(extended)
-                else:
-                    heapq.heappush(open_, (float(total[k]), extended, float(reached[k]), float(onward[k])))
-        return BestCuts(cuts, best, timed)
+                heapq.heappush(open_, (float(total[k]), extended, float(reached[k]), float(onward[k])))
+        return whole
 
     def _single(self, below: float) -> BestCuts:
         if not np.isfinite(self.lower_bound) or self.lower_bound >= below:
-            return BestCuts(None, below, 0)
-        seconds = float(self.costs.pipelines(self.schedule, np.zeros((1, 0), np.int64)).step_seconds[0])
-        return BestCuts((), seconds, 1) if seconds < below else BestCuts(None, below, 1)
+            return BestCuts(None, below, 0, below)
+        seconds = float(self._timed(np.zeros((1, 0), np.int64))[0])
+        return BestCuts((), seconds, 1, seconds) if seconds < below else BestCuts(None, below, 1, below)
+
+    def _timed(self, cuts: npt.NDArray[np.int64]) -> Array:
+        """float64[plans]: seconds; infinite where a plan does not fit. Args: cuts: int64[plans, stages - 1]."""
+        found = self.costs.pipelines(self.schedule, cuts)
+        seconds: Array = np.where(found.fits(self._memory_limit), found.step_seconds, np.inf)
+        return seconds
 
 
 def bounds_of(costs: BlockCosts, stages: int, schedule: Schedule, memory_limit: float) -> Bounds:
@@ -123,7 +150,7 @@ def bounds_of(costs: BlockCosts, stages: int, schedule: Schedule, memory_limit: 
     possible = (end > start) & (start >= number) & (costs.blocks - end >= stages - 1 - number)
     possible &= (number > 0) | (start == 0)
     possible &= (number < stages - 1) | (end == costs.blocks)
-    possible &= runs.memory(flying) <= memory_limit
+    possible &= runs.memory(flying) <= memory_limit + ROUNDED_BYTES
     runs = RunCosts(**{f.name: np.where(end > start, getattr(runs, f.name), 0.0) for f in fields(RunCosts)})
     own = least_seconds_of_runs(costs, runs, stages, schedule)
     total = runs.forward + runs.backward + runs.weight

@@ -1,24 +1,30 @@
-"""The exact oracle: the best plan of the whole space, with its proof.
+"""The exact oracle: the best plan of the whole space, with its proof, by branch and bound.
 
-A *case* is a mesh, a number of micro-batches and a storage. Its sets of groups are found by deciding one group after
-the other and dropping what cannot beat the best plan known. Two bounds say so, of all ways to decide the rest:
-1. what all blocks together cost, shared out among the stages (`plan/group_bounds.py`): thousands of sets at once;
-2. the least that any cuts of the blocks and any schedule lead to, each block being at its cheapest
-   (`plan/block_bounds.py`, `cut_program.py`): dearer, and so tight that most cases fall before any group is decided.
-Of what is left the cut program finds the best cuts. Cases are taken in the order of their bound, so that at any moment
-the next one's is a lower bound of every plan: the gap to it is known also when time runs out.
+A *case* is a mesh, a number of micro-batches, a storage and a number of stages. Its plans are a tree: each level
+decides whether one more linkage group is sharded. What blocks cost at least, however the undecided groups are taken
+(`plan/block_bounds.py`), is a pipeline problem of its own, whose best cuts (`cut_program.py`) take no longer than any
+plan below. So every node has two bounds, a quick one and an exact one; a leaf's is its best plan.
+
+Of all open nodes the one with the lowest bound comes next, and from a case the search plunges once to a leaf, for a
+good plan early. Everything is bounded from the beginning, so at any moment the lowest bound of the open nodes is one of
+every plan: the gap to it is known also when time runs out. Plans of one stage have no cuts, and their sets of groups
+are decided all at once (`plan/group_bounds.py`).
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from automap_launch.plan.block_bounds import BlockBounds
 from automap_launch.plan.block_costs import BlockCosts
 from automap_launch.plan.decision import Decision, Schedule, Storage
 from automap_launch.plan.group_bounds import HELD_BYTES, MICRO, WHOLE, GroupBounds
@@ -27,9 +33,14 @@ from automap_launch.search.evaluator import Evaluator
 from automap_launch.search.searchers import OnEpisode
 from automap_launch.search.space import Mesh, PlanSpace
 
+# A plan is taken as the best when no other is faster by more than this share.
+TOLERANCE = 1e-4
 # Two sums of the same numbers in another order differ by less.
-TOLERANCE = 1e-9
+_ROUNDING = 1e-9
 _SINGLES = 256
+_CASES = 16  # of which the blocks' bounds are kept
+# So many plans are timed to bound a node; of a leaf, each time so many times more.
+_EFFORT, _MORE = 1000.0, 8.0
 
 
 @dataclass(frozen=True)
@@ -44,18 +55,35 @@ class Case:
 
 
 @dataclass(frozen=True)
-class _Open:
-    """A case and a set of sharded groups, of which no plan takes less than `bound` seconds."""
+class _Node:
+    """Plans of a case of which the first groups are decided.
+
+    Attributes:
+      bound: no plan takes less, in seconds.
+      place: how many of the space's groups are decided; None: the case has not been looked at. mask: those that are
+        sharded.
+      solved: its best cuts have been looked for, and `bound` says what came of it. effort: plans that are timed for it.
+    """
 
     bound: float
     case: Case
-    sharded: frozenset[int]
+    place: int | None = None
+    mask: int = 0
+    solved: bool = False
+    effort: float = _EFFORT
 
 
 class Oracle:
-    """Proves the best plan; what it learns on the way is in the evaluator (`best`, `lower_bound`)."""
+    """Proves the best plan; what it learns on the way is in the evaluator (`best`, `lower_bound`).
+
+    Args:
+      tolerance: see `TOLERANCE`.
+    """
 
     name: ClassVar[str] = "oracle"
+
+    def __init__(self, tolerance: float = TOLERANCE) -> None:
+        self._tolerance = max(tolerance, _ROUNDING)
 
     def run(self, evaluator: Evaluator, on_episode: OnEpisode) -> None:
         """Looks at everything that could beat the best plan known.
@@ -63,104 +91,156 @@ class Oracle:
         Raises:
           SearchEnd: the evaluator's, when a limit is reached; `evaluator.lower_bound` holds what is proven by then.
         """
-        bounded = self._with_blocks(evaluator, self._bounded(evaluator))
-        for bound, case, bounds in bounded:
-            if bound >= _limit(evaluator):
-                break
-            evaluator.raise_lower_bound(bound)
-            evaluator.check_limits()
-            self._close(evaluator, self._open_sets(evaluator, bound, case, bounds))
-        evaluator.raise_lower_bound(math.inf)
+        _Proof(evaluator, self._tolerance).run()
 
-    def _with_blocks(
-        self, evaluator: Evaluator, cases: list[tuple[float, Case, GroupBounds]]
-    ) -> list[tuple[float, Case, GroupBounds]]:
-        """Cases with the better of their bounds, in its order; without those that cannot beat the best plan."""
-        found: list[tuple[float, Case, GroupBounds]] = []
-        for bound, case, bounds in cases:
-            if bound >= _limit(evaluator):
-                break
-            evaluator.raise_lower_bound(min([bound, *(other for other, _, _ in found)]))
-            evaluator.check_limits()
-            own = 0.0
-            if case.stages > 1:
-                blocks = evaluator.model.block_bounds(_decision(case))
-                undecided = frozenset(g.id for g in evaluator.space.groups)
-                own = _least_of_cuts(case, blocks.least(frozenset(), undecided), evaluator.model.memory_limit)
-            if own < _limit(evaluator):
-                found.append((max(bound, own), case, bounds))
-        return sorted(found, key=lambda item: item[0])
 
-    def _open_sets(self, evaluator: Evaluator, bound: float, case: Case, bounds: GroupBounds) -> list[_Open]:
-        """A case's sets of groups that may hold a better plan, in the order of their bounds."""
-        model, space, limit = evaluator.model, evaluator.space, _limit(evaluator)
-        refine = None
-        if case.stages > 1:
-            blocks = model.block_bounds(_decision(case))
+class _Proof:
+    """One run of the oracle: the open nodes, and what is kept of their cases."""
 
-            def refine(sharded: frozenset[int], undecided: frozenset[int]) -> bool:
-                evaluator.check_limits()
-                costs = blocks.least(sharded, undecided)
-                # The last schedule has the smallest bubble: where some pipeline is below, it mostly is.
-                return any(
-                    CutProgram(costs, case.stages, schedule, model.memory_limit).lower_bound < limit
-                    for schedule in reversed(case.schedules)
-                )
+    def __init__(self, evaluator: Evaluator, tolerance: float) -> None:
+        self._evaluator = evaluator
+        self._tolerance = tolerance
+        self._space = evaluator.space
+        self._open: list[tuple[float, int, int, _Node]] = []
+        self._count = itertools.count()
+        self._blocks = lru_cache(maxsize=_CASES)(self._block_bounds)
+        self._ids = [g.id for g in self._space.groups]
 
-        sets = sets_below(space, case, bounds, limit, model.memory_limit, refine=refine)
-        open_ = [_Open(max(bound, own), case, sharded) for own, sharded in sets]
-        return sorted(open_, key=lambda o: o.bound)
+    @property
+    def limit(self) -> float:
+        """Only plans below it are worth a look."""
+        best = math.inf if self._evaluator.best is None else self._evaluator.best.estimate.step_seconds
+        return best * (1 - self._tolerance)
 
-    def _bounded(self, evaluator: Evaluator) -> list[tuple[float, Case, GroupBounds]]:
-        """Cases that may hold a better plan, with the bound over all their sets of groups.
+    def run(self) -> None:
+        for bound, case in bounded_cases(self._evaluator, lambda: self.limit):
+            self._push(_Node(bound, case))
+        while self._open and self._open[0][0] < self.limit:
+            node = heapq.heappop(self._open)[-1]
+            self._evaluator.raise_lower_bound(node.bound)
+            self._evaluator.check_limits()
+            if node.case.stages == 1:
+                self._close_single(node.case)
+            elif node.place is None:
+                self._plunge(node)
+            else:
+                self._visit(node)
+        self._evaluator.raise_lower_bound(math.inf)
 
-        More micro-batches never make all blocks together faster: weights are read once more, and messages wait once
-        more. So a case that cannot beat the best plan rules out those with more micro-batches.
-        """
+    def _push(self, node: _Node) -> None:
+        if node.bound < self.limit:
+            heapq.heappush(self._open, (node.bound, -(node.place or 0), next(self._count), node))
+
+    def _close_single(self, case: Case) -> None:
+        """The plans of one stage."""
+        evaluator = self._evaluator
+        bounds = evaluator.model.group_bounds(_decision(case))
+        below = sets_below(self._space, case, bounds, self.limit, evaluator.model.memory_limit)
+        sets = sorted(below, key=lambda item: item[0])
+        for first in range(0, len(sets), _SINGLES):
+            part = [sharded for bound, sharded in sets[first : first + _SINGLES] if bound < self.limit]
+            evaluator.estimate_many([_decision(case, sharded) for sharded in part])
+
+    def _plunge(self, node: _Node) -> None:
+        """Opens a case, and goes on with the best child until there is none."""
+        children = self._branched(node)
+        while children:
+            best, *others = sorted(children, key=lambda child: child.bound)
+            for other in others:
+                self._push(other)
+            children = self._visit(best, plunge=True)
+
+    def _visit(self, node: _Node, plunge: bool = False) -> list[_Node]:
+        """Solves a node, or opens it where that is done; its children where the search plunges."""
+        leaf = node.place == len(self._ids)
+        if not node.solved:
+            bound = self._solve(node)
+            node = replace(node, bound=max(node.bound, bound), solved=not leaf, effort=_MORE * node.effort)
+            # A leaf that is not below the limit now has been solved, or is not worth it.
+            if leaf or (not plunge and self._open and node.bound > self._open[0][0]):
+                self._push(node)
+                return []
+            if node.bound >= self.limit:
+                return []
+        children = self._branched(node)
+        if plunge:
+            return children
+        for child in children:
+            self._push(child)
+        return []
+
+    def _branched(self, node: _Node) -> list[_Node]:
+        """The ways to decide the next group that may be sharded or not, those that may hold a better plan."""
+        model = node.case.mesh[1]
+        masks, place = np.array([node.mask], np.int64), node.place or 0
+        while place < len(self._ids) and len(masks) == 1:
+            masks = self._space.extended(masks, place, model)
+            place += 1
+        if place == len(self._ids) and model > 1:
+            masks = masks[masks > 0]
         found = []
-        least: dict[tuple[Mesh, Storage, bool], float] = {}
-        for case in sorted(cases_of(evaluator.space), key=lambda case: case.micro_batches):
-            # A whole step is fused otherwise than one that is cut into micro-batches.
-            family = (case.mesh, case.storage, case.stages == case.micro_batches == 1)
-            if least.get(family, 0.0) >= _limit(evaluator):
-                continue
-            evaluator.check_limits()
-            bounds = evaluator.model.group_bounds(_decision(case))
-            constant = bounds.level(()).constant
-            least[family] = constant[WHOLE] / case.stages
-            if constant[HELD_BYTES] / case.stages <= evaluator.model.memory_limit:
-                found.append((least_seconds(case, constant[:, None])[0], case, bounds))
-        return sorted(found, key=lambda item: item[0])
+        for mask in masks.tolist():
+            child = replace(node, place=place, mask=mask, solved=False)
+            costs = self._costs(child)
+            least = min(program.lower_bound for program in self._programs(child, costs))
+            if least < self.limit:
+                found.append(replace(child, bound=max(node.bound, least)))
+        return found
 
-    def _close(self, evaluator: Evaluator, open_: list[_Open]) -> None:
-        singles: list[Decision] = []
-        for item in open_:
-            if item.bound >= _limit(evaluator):
+    def _solve(self, node: _Node) -> float:
+        """A bound of a node by its best cuts; of a leaf, infinite when it has no better plan than the best one known,
+        which was estimated then."""
+        evaluator, costs = self._evaluator, self._costs(node)
+        leaf = node.place == len(self._ids)
+        decision = _decision(node.case, _groups(self._ids, node.mask))
+        if evaluator.space.pins.cuts is not None:
+            decision = replace(decision, cuts=evaluator.space.pins.cuts)
+            if leaf:
+                evaluator.estimate_many([replace(decision, schedule=s) for s in node.case.schedules])
+            return math.inf if leaf else node.bound
+        bound = best = self.limit
+        for program in sorted(self._programs(node, costs), key=lambda program: program.lower_bound):
+            if program.lower_bound >= best:
                 break
-            if item.case.stages == 1:
-                singles.append(_decision(item.case, item.sharded))
-                if len(singles) == _SINGLES:
-                    evaluator.estimate_many(singles)
-                    singles = []
-                continue
-            evaluator.check_limits()
-            costs = evaluator.model.block_costs(_decision(item.case, item.sharded))
-            for schedule in item.case.schedules:
-                if evaluator.space.pins.cuts is not None:
-                    pinned = replace(_decision(item.case, item.sharded), cuts=evaluator.space.pins.cuts)
-                    evaluator.estimate(replace(pinned, schedule=schedule))
-                    continue
-                self._best_cuts(evaluator, item, costs, schedule)
-        if singles:
-            evaluator.estimate_many(singles)
+            found = program.best(best, node.effort, evaluator.check_limits)
+            bound, best = min(bound, found.bound), min(best, found.seconds)
+            if leaf and found.cuts is not None:
+                evaluator.estimate(replace(decision, cuts=found.cuts, schedule=program.schedule))
+        return math.inf if leaf and bound >= best else bound
 
-    def _best_cuts(self, evaluator: Evaluator, item: _Open, costs: BlockCosts, schedule: Schedule) -> None:
-        program = CutProgram(costs, item.case.stages, schedule, evaluator.model.memory_limit)
-        if program.lower_bound >= _limit(evaluator):
-            return
-        found = program.best(_limit(evaluator))
-        if found.cuts is not None:
-            evaluator.estimate(replace(_decision(item.case, item.sharded), cuts=found.cuts, schedule=schedule))
+    def _programs(self, node: _Node, costs: BlockCosts) -> list[CutProgram]:
+        limit = self._evaluator.model.memory_limit
+        return [CutProgram(costs, node.case.stages, schedule, limit) for schedule in node.case.schedules]
+
+    def _costs(self, node: _Node) -> BlockCosts:
+        """Of blocks under any plan of a node."""
+        place = node.place or 0
+        if place == len(self._ids):
+            return self._evaluator.model.block_costs(_decision(node.case, _groups(self._ids, node.mask)))
+        decided = self._space.carried(np.array([node.mask], np.int64), place)
+        return self._blocks(node.case).least(_groups(self._ids, int(decided[0])), frozenset(self._ids[place:]))
+
+    def _block_bounds(self, case: Case) -> BlockBounds:
+        return self._evaluator.model.block_bounds(_decision(case))
+
+
+def bounded_cases(evaluator: Evaluator, limit: Callable[[], float]) -> Iterator[tuple[float, Case]]:
+    """Cases that may hold a better plan, with a bound over all their plans.
+
+    More micro-batches never make all blocks together faster: weights are read once more, and messages wait once
+    more. So a case that cannot beat the best plan rules out those with more micro-batches.
+    """
+    least: dict[tuple[Mesh, Storage, bool], float] = {}
+    for case in sorted(cases_of(evaluator.space), key=lambda case: case.micro_batches):
+        # A whole step is fused otherwise than one that is cut into micro-batches.
+        family = (case.mesh, case.storage, case.stages == case.micro_batches == 1)
+        if least.get(family, 0.0) >= limit():
+            continue
+        evaluator.check_limits()
+        constant = evaluator.model.group_bounds(_decision(case)).level(()).constant
+        least[family] = constant[WHOLE] / case.stages
+        if constant[HELD_BYTES] / case.stages <= evaluator.model.memory_limit:
+            yield float(least_seconds(case, constant[:, None])[0]), case
 
 
 def cases_of(space: PlanSpace) -> list[Case]:
@@ -190,33 +270,16 @@ def least_seconds(case: Case, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.f
 
 
 def sets_below(
-    space: PlanSpace,
-    case: Case,
-    bounds: GroupBounds,
-    limit: float,
-    memory_limit: float,
-    *,
-    refine: Callable[[frozenset[int], frozenset[int]], bool] | None = None,
+    space: PlanSpace, case: Case, bounds: GroupBounds, limit: float, memory_limit: float
 ) -> Iterator[tuple[float, frozenset[int]]]:
-    """The sets of groups whose bound is below `limit` seconds, with it; group by group, all that cannot be dropped.
-
-    Args:
-      refine: whether a dearer bound is below `limit`, too: of all sets that have some groups, and any of those that
-        are undecided.
-    """
+    """The sets of groups whose bound is below `limit` seconds, with it; group by group, all that cannot be dropped."""
     masks = np.zeros(1, np.int64)
     ids = [g.id for g in space.groups]
     rows = bounds.level(()).of(masks)
-    free = space.free_groups(case.mesh[1])
-    for place, id_ in enumerate(ids):
+    for place in range(len(ids)):
         masks = space.extended(masks, place, case.mesh[1])
-        rows = bounds.level(ids[: place + 1]).of(masks)
+        rows = bounds.level(ids[: place + 1]).of(space.carried(masks, place + 1))
         keep = (least_seconds(case, rows) < limit) & (rows[HELD_BYTES] / case.stages <= memory_limit)
-        undecided = frozenset(ids[place + 1 :])
-        # Where nothing was decided, or all is, the bound says no more than before, or than the cut program will.
-        if refine is not None and id_ in free and not undecided.isdisjoint(free):
-            for k in np.flatnonzero(keep).tolist():
-                keep[k] = refine(_groups(ids, int(masks[k])), undecided)
         masks, rows = masks[keep], rows[:, keep]
     if case.mesh[1] > 1:
         masks, rows = masks[masks > 0], rows[:, masks > 0]
@@ -228,19 +291,7 @@ def _groups(ids: list[int], mask: int) -> frozenset[int]:
     return frozenset(id_ for bit, id_ in enumerate(ids) if mask >> bit & 1)
 
 
-def _least_of_cuts(case: Case, costs: BlockCosts, memory_limit: float) -> float:
-    """No pipeline of the case with these costs takes less; infinite where none fits."""
-    programs = (CutProgram(costs, case.stages, schedule, memory_limit) for schedule in case.schedules)
-    return min(program.lower_bound for program in programs)
-
-
 def _decision(case: Case, sharded: frozenset[int] = frozenset()) -> Decision:
     """A decision of the case; its cuts stand for others."""
     cuts = tuple(range(1, case.stages))
     return Decision(*case.mesh, sharded, case.storage, case.micro_batches, cuts, case.schedules[0])
-
-
-def _limit(evaluator: Evaluator) -> float:
-    """Only plans below it are worth a look."""
-    best = math.inf if evaluator.best is None else evaluator.best.estimate.step_seconds
-    return best * (1 - TOLERANCE)

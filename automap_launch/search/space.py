@@ -40,6 +40,8 @@ Mesh = tuple[int, int]
 Style = Literal["plain", "inner", "full"]
 STYLES: tuple[Style, ...] = ("plain", "inner", "full")
 
+# Sets of more groups are no masks of 64 bits.
+MOST_GROUPS = 62
 # So many groups at most are counted by listing every set of them.
 _LISTED_GROUPS = 22
 _REMEMBERED = 200_000
@@ -277,6 +279,18 @@ class PlanSpace:
             parts.append(masks[carried] | 1 << place)
         return np.concatenate(parts) if parts else masks[:0]
 
+    def carried(self, masks: npt.NDArray[np.int64], places: int) -> npt.NDArray[np.int64]:
+        """Sets of the first `places` groups, without those that larger ones leave no tensor to shard (a pin may ask for
+        such a group; see `sharding.carried`)."""
+        found = masks.copy()
+        for place in range(places):
+            if self.forced.get(self.groups[place].id):
+                left = np.zeros(len(masks), bool)
+                for larger in self._larger[place]:
+                    left |= masks & larger == 0
+                found[~left] &= ~(1 << place)
+        return found
+
     def free_groups(self, model: int) -> tuple[int, ...]:
         """Ids of groups that an axis `model` of this size may shard or leave whole."""
         return tuple(g.id for g in self.groups if len(self._shardings(g, model)) == 2)
@@ -454,7 +468,8 @@ class PlanSpace:
 
     def _subset_count(self, model: int) -> int:
         free = self.free_groups(model)
-        return len(self._subsets(model)) if len(free) <= _LISTED_GROUPS else 2 ** len(free)
+        listed = len(free) <= _LISTED_GROUPS and len(self.groups) <= MOST_GROUPS
+        return len(self._subsets(model)) if listed else 2 ** len(free)
 
 
 def _known(value: Any) -> Any:
