@@ -3,89 +3,133 @@
 A step is no shorter than any chain of tasks each of which waits for the one before it. Of the chains that spend their
 middle at stage s, each is
 
-- the way there: what stage 0 does before the first micro-batch, and the forward tasks and messages of that one;
-- tasks of stage s in its own order, and *round trips*: from its forward task of a micro-batch by all stages after it
-  back to a backward task. Where the last stage runs forward i before backward j, a round trip may begin with i and end
-  with j. Round trips of which each begins after the one before it has ended, and all tasks outside of them, follow on
-  each other;
+- the way there: what stage 0 does before the first micro-batch, and the forward tasks and messages of that one; or what
+  the last stage does before, and the way back from there (a copy of a tied embedding may keep it longest);
+- tasks of stage s in its own order, and *trips*: from its forward task of a micro-batch by the next stage, or by all
+  stages after it, back to a backward task. Where the stage that turns runs forward i before backward j, a trip may
+  begin with i and end with j. Trips of which each begins after the one before it has ended, and all tasks outside of
+  them, follow on each other;
 - what stage s does after its last task; or, from its last backward task, the way back to stage 0 and what that does
-  then.
+  then; or, from its last forward task, the way to the last stage and what that does then.
 
-Which tasks are outside depends on the schedule alone (`paths_of`). The work of the stages before and after a run is the
-work of the blocks before and after it, wherever these are cut; messages wait at least as long as under the cuts that
-let them wait least (`least_waits`). See `plan/timeline.py` for the orders.
+Which tasks are outside depends on the schedule alone (`schedule_paths.py`). The work of the stages before and after a
+run is the work of the blocks before and after it, wherever these are cut; messages wait at least as long as under the
+cuts that let them wait least (`least_waits`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from automap_launch.plan.block_costs import BlockCosts, RunCosts, crosses_hosts
 from automap_launch.plan.decision import Schedule
-from automap_launch.plan.timeline import TaskKind, order_of
+from automap_launch.search.schedule_paths import COLUMNS, SchedulePaths, paths_of
 
 Array = npt.NDArray[np.float64]
 
-# Columns of a path: round trips, and tasks of the stage itself outside of them.
-_TRIPS, _FORWARD, _BACKWARD, _WEIGHT = range(4)
-_KINDS: tuple[TaskKind, ...] = ("forward", "backward", "weight")
-# Seconds of a round trip and of a stage's own tasks, of all proportions: paths that are never the longest are left out.
-_SAMPLE = np.exp(np.random.default_rng(0).uniform([0.0, -2.0, -2.0, -2.0], [4.0, 1.0, 1.0, 1.0], (200, 4)))
-
 
 @dataclass(frozen=True)
-class Paths:
-    """float64[stages, paths, 4] each: how often each path has a round trip, a forward, a backward and a weight task.
+class _Pipelines:
+    """All pipelines of so many stages and micro-batches with these costs.
 
-    `stay`: to the end of the stage's own tasks. `leave`: to its last backward task. `left`: the weight tasks of stage 0
-    after its last backward task.
+    Attributes:
+      runs: of all blocks, zero where there is no run. forward, backward, weight: of a micro-batch, [first block, end];
+        where the schedule does not set weight parts apart, they are in `backward`.
+      sent: float64[stages, blocks + 1], seconds of the message of a stage that ends before a block; 0 of the last one.
     """
 
-    stay: Array
-    leave: Array
-    left: int
+    runs: RunCosts
+    stages: int
+    micro_batches: int
+    forward: Array
+    backward: Array
+    weight: Array
+    sent: Array
+
+    @classmethod
+    def of(cls, costs: BlockCosts, runs: RunCosts, stages: int, schedule: Schedule) -> _Pipelines:
+        apart = schedule == "zero_bubble"
+        backward = runs.backward if apart else runs.backward + runs.weight
+        weight = runs.weight if apart else np.zeros_like(runs.weight)
+        return cls(runs, stages, costs.micro_batches, runs.forward, backward, weight, sent_seconds(costs, stages))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return (self.stages, *self.forward.shape)
+
+    @cached_property
+    def up(self) -> Array:
+        """float64[blocks + 1]: forward of the blocks before each block."""
+        return np.concatenate([[0.0], self.forward[0, 1:]])
+
+    @cached_property
+    def down(self) -> Array:
+        """float64[blocks + 1]: backward of the blocks before each block."""
+        return np.concatenate([[0.0], self.backward[0, 1:]])
+
+    @cached_property
+    def waits(self) -> tuple[Array, Array]:
+        """Of `least_waits`, zero where no cuts lead there; by stage and first block, and by stage and end."""
+        ahead, behind = (np.where(np.isfinite(waits), waits, 0.0) for waits in least_waits(self.sent))
+        return ahead[:, :-1, None], behind[:, None]
+
+    @cached_property
+    def single(self) -> Array:
+        """float64[3, blocks]: forward, backward and weight of each block alone."""
+        block = np.arange(len(self.forward))
+        return np.stack([of[block, block + 1] for of in (self.forward, self.backward, self.weight)])
+
+    @property
+    def first(self) -> float:
+        """What stage 0 does before its first task, whatever its blocks."""
+        return float(self.runs.before[0, 1:].min())
+
+    @property
+    def final(self) -> float:
+        """What stage 0 does after its last task, whatever its blocks."""
+        return float(self.runs.after[0, 1:].min())
+
+    @property
+    def at_the_end(self) -> tuple[float, float]:
+        """What the last stage does before its first task and after its last, whatever its blocks."""
+        least = slice(self.stages - 1, None)  # it has no block of the stages before it
+        return float(self.runs.before[least, -1].min()), float(self.runs.after[least, -1].min())
+
+    @property
+    def last_block(self) -> tuple[float, float, float]:
+        """Forward, backward and weight of the block that the last stage has in any case."""
+        forward, backward, weight = self.single[:, -1].tolist()
+        return forward, backward, weight
 
 
-@lru_cache(maxsize=1024)
-def paths_of(schedule: Schedule, stages: int, micro_batches: int) -> Paths:
-    """The paths of every stage under a schedule of a pipeline."""
-    orders = order_of(schedule, stages, micro_batches)
-    places = [{task: place for place, task in enumerate(order)} for order in orders]
-    turns = _turns(places[-1], micro_batches)
-    stay, leave = [], []
-    for stage, place in enumerate(places):
-        kinds = [kind for kind, _ in orders[stage]]
-        done = np.array([np.cumsum([0, *(kind == wanted for kind in kinds)]) for wanted in _KINDS]).T
-        # The last stage goes from forward to backward at once, so nothing is between them.
-        chains = _chains(place, turns) if stage < stages - 1 else [[]]
-        end = place["backward", micro_batches - 1] + 1
-        stay.append(_longest(np.array([_path(done, chain, len(kinds)) for chain in chains])))
-        leave.append(_longest(np.array([_path(done, chain, end) for chain in chains])))
-    end = places[0]["backward", micro_batches - 1]
-    left = sum(kind == "weight" for kind, _ in orders[0][end:])
-    return Paths(_padded(stay), _padded(leave), left)
+def sent_seconds(costs: BlockCosts, stages: int) -> Array:
+    """float64[stages, blocks + 1]: see `_Pipelines.sent`."""
+    sent = np.zeros((stages, costs.blocks + 1))
+    for stage in range(stages - 1):
+        sent[stage, 1:] = costs.transfer_seconds(crosses_hosts(costs.cluster, costs.devices, stage))
+    return sent
 
 
-def least_waits(costs: BlockCosts, stages: int) -> tuple[Array, Array]:
-    """float64[stages, blocks + 1] each: seconds that messages of one micro-batch take, one way, under the best cuts.
+def least_waits(sent: Array) -> tuple[Array, Array]:
+    """float64[stages, blocks + 1] each: seconds that messages of one micro-batch take, one way, under the best cuts;
+    infinite where no cuts lead there.
 
     The first: of all messages from stage 0 up to stage s, whose first block is the second index. The other: of those
     that stage s, which ends before that block, and the stages after it send.
+
+    Args:
+      sent: of `sent_seconds`.
     """
-    blocks = costs.blocks
-    sent = np.zeros((stages, blocks + 1))
-    for stage in range(stages - 1):
-        sent[stage, 1:] = costs.transfer_seconds(crosses_hosts(costs.cluster, costs.devices, stage))
-    before, after = np.full((stages, blocks + 1), np.inf), np.full((stages, blocks + 1), np.inf)
-    before[0, 0], after[-1, blocks] = 0.0, 0.0
-    for stage in range(1, stages):
+    before, after = np.full(sent.shape, np.inf), np.full(sent.shape, np.inf)
+    before[0, 0], after[-1, -1] = 0.0, 0.0
+    for stage in range(1, len(sent)):
         nearest = np.minimum.accumulate(before[stage - 1])[:-1]
         before[stage, 1:] = nearest + sent[stage - 1, 1:]
-    for stage in reversed(range(stages - 1)):
+    for stage in reversed(range(len(sent) - 1)):
         nearest = np.minimum.accumulate(after[stage + 1][::-1])[::-1][1:]
         after[stage, 1:-1] = nearest[1:] + sent[stage, 1:-1]
     return before, after
@@ -97,97 +141,96 @@ def least_seconds_of_runs(costs: BlockCosts, runs: RunCosts, stages: int, schedu
     Args:
       runs: `costs.every_run()`, zero where there is no run.
     """
+    pipelines = _Pipelines.of(costs, runs, stages, schedule)
     paths = paths_of(schedule, stages, costs.micro_batches)
-    forward, backward, weight = runs.forward, runs.backward, runs.weight
-    if schedule != "zero_bubble":
-        backward, weight = backward + weight, np.zeros_like(weight)
-    ahead, behind = least_waits(costs, stages)
-    ahead[~np.isfinite(ahead)] = behind[~np.isfinite(behind)] = 0.0
-    # Of the blocks before each block, and from it on.
-    up, down = forward[0].copy(), backward[0].copy()
-    up[0] = down[0] = 0.0
-    rest = (up[-1] + down[-1]) - (up + down)[:-1]
-    trip = rest[:, None] + 2 * behind[:, None, :]
-    shape = (stages, 4, costs.blocks * (costs.blocks + 1))
-    tasks = np.empty((stages, 4, costs.blocks, costs.blocks + 1))
-    tasks[:, _TRIPS] = trip
-    tasks[:, _FORWARD], tasks[:, _BACKWARD], tasks[:, _WEIGHT] = forward, backward, weight
-    stay, leave = (
-        (path @ tasks.reshape(shape)).max(axis=1).reshape(stages, costs.blocks, costs.blocks + 1)
-        for path in (paths.stay, paths.leave)
-    )
-    # What stage 0 does at least before and after its tasks, whatever its blocks.
-    first, final = runs.before[0, 1:].min(), runs.after[0, 1:].min() + paths.left * weight[0, 1:].min()
-    there = first + up[:-1] + ahead[:, :-1]
-    start = np.maximum(runs.before, there[..., None])
-    start[0] = runs.before
-    back = final + down[:-1] + ahead[:, :-1]
-    found: Array = start + np.maximum(stay + runs.after, leave + back[..., None])
+    found = _by_itself(pipelines, paths, tied=bool(costs.tied))
     if schedule == "gpipe":
-        slowest = _slowest(forward, backward, up, down, stages)
-        through = up[-1] + down[-1] + 2 * (ahead[:, :-1, None] + behind[:, None, :])
-        found = np.maximum(found, first + through + (costs.micro_batches - 1) * slowest + final)
+        return np.maximum(found, _queues(pipelines))
+    if stages > 2:
+        found[1:] = np.maximum(found[1:], _with_the_stage_before(pipelines, paths))
     return found
 
 
-def _slowest(forward: Array, backward: Array, up: Array, down: Array, stages: int) -> Array:
-    """float64[stages, blocks, blocks + 1]: the slowest stage's forward task and the slowest one's backward task, at
-    least, if a run is a stage. Where all forward tasks precede all backward ones, micro-batches queue for the one, and
-    then for the other; the last stage does both at once, which is a backward task.
+def _by_itself(pipelines: _Pipelines, paths: SchedulePaths, *, tied: bool) -> Array:
+    """By paths through a run; of the stages around it only the work that they have together is known."""
+    p, (ahead, behind) = pipelines, pipelines.waits
+    tasks = np.empty((p.stages, len(COLUMNS), *p.forward.shape))
+    work = p.up + p.down
+    tasks[:, 0] = (work[-1] - work[:-1])[:, None] + 2 * behind
+    # The next stage has at least the block after the run.
+    after = np.append(p.single[:2].sum(axis=0), 0.0)
+    tasks[:, 1] = p.forward + p.backward + after + 2 * p.sent[:, None]
+    tasks[:, 2], tasks[:, 3], tasks[:, 4] = p.forward, p.backward, p.weight
+    flat = tasks.reshape(p.stages, len(COLUMNS), -1)
 
-    Args:
-      up, down: float64[blocks + 1], forward and backward of the blocks before each block.
-    """
-    found = np.empty((stages, *forward.shape))
-    for stage in range(stages):
+    def longest(of: Array) -> Array:
+        seconds: Array = (of @ flat).max(axis=1).reshape(p.shape)
+        return seconds
+
+    there = np.maximum(p.runs.before, p.first + p.up[:-1, None] + ahead)
+    there[0] = p.runs.before
+    back = p.final + paths.left * p.single[2, 0] + p.down[:-1, None] + ahead
+    stay, leave = longest(paths.stay) + p.runs.after, longest(paths.leave) + back
+    found: Array = there + np.maximum(stay, leave)
+    if not tied:
+        return found
+    before, after_the_end = p.at_the_end
+    forward, backward, weight = p.last_block
+    from_the_end = before + forward + (p.down[-1] - p.down) + behind
+    to_the_end = after_the_end + backward + weight + (p.up[-1] - p.up) + behind
+    others = np.arange(p.stages) < p.stages - 1  # than the last stage, which knows how long it takes itself
+    for start, of, end, stages in (
+        (there, paths.up, to_the_end, others),
+        (from_the_end, paths.late_stay, p.runs.after[None], others),
+        (from_the_end, paths.late_leave, back, others),
+        (from_the_end, paths.late_up, to_the_end, others & paths.goes_up),
+    ):
+        found[stages] = np.maximum(found, start + longest(of) + end)[stages]
+    return found
+
+
+def _with_the_stage_before(pipelines: _Pipelines, paths: SchedulePaths) -> Array:
+    """float64[stages - 1, blocks, blocks + 1]: if a run is stage 1, 2, ...: by trips to it from the stage before, which
+    has at least the block before it."""
+    p, (ahead, _) = pipelines, pipelines.waits
+    tasks = np.zeros((p.stages - 1, len(COLUMNS), *p.forward.shape))
+    own = p.forward + p.backward
+    before = np.concatenate([np.zeros((3, 1)), p.single[:, :-1]], axis=1)[..., None]
+    tasks[:, 1] = own + before[:2].sum(axis=0) + 2 * p.sent[:-1, :-1, None]
+    tasks[:, 2:] = before
+    nearest = np.where(ahead[:-1] > 0, ahead[:-1], np.inf).min(axis=(1, 2))
+    nearest[~np.isfinite(nearest)] = 0.0
+    start = np.concatenate([[0.0], p.up[:-2]])[:, None] + np.concatenate([[0.0], p.down[:-2]])[:, None]
+    way = p.first + p.final + start + 2 * nearest[:, None, None]
+    trips = (paths.near[:-1] @ tasks.reshape(p.stages - 1, len(COLUMNS), -1)).max(axis=1)
+    found: Array = way + trips.reshape(p.stages - 1, *p.forward.shape)
+    return found
+
+
+def _queues(pipelines: _Pipelines) -> Array:
+    """Where all forward tasks precede all backward ones, micro-batches queue for the slowest stage or message on the
+    way there, and then for the slowest on the way back; the last stage does both tasks at once, on the way back."""
+    p, (ahead, behind) = pipelines, pipelines.waits
+    rounds = p.micro_batches - 1
+    slowest_sent = p.sent[:-1, 1:-1].min(axis=1).max(initial=0.0)  # of some stage, wherever it ends
+    there, back = np.empty(p.shape), np.empty(p.shape)
+    for stage in range(p.stages):
         # Of the stages before it, and of those after it, one takes no less than their mean.
-        before = np.stack([up[:-1], down[:-1]])[..., None] / max(stage, 1)
-        if stage == stages - 1:
-            found[stage] = before[0] + np.maximum(forward + backward, before[1])
+        mean_there, mean_back = p.up[:-1, None] / max(stage, 1), p.down[:-1, None] / max(stage, 1)
+        if stage == p.stages - 1:
+            there[stage], back[stage] = mean_there, np.maximum(p.forward + p.backward, mean_back)
             continue
-        after = (down[-1] - down) / (stages - 1 - stage)
-        found[stage] = np.maximum(forward, before[0]) + np.maximum(np.maximum(backward, before[1]), after)
+        sent = np.maximum(p.sent[stage], slowest_sent)
+        there[stage] = np.maximum(np.maximum(p.forward, mean_there), sent)
+        mean_after = (p.down[-1] - p.down) / (p.stages - 1 - stage)
+        back[stage] = np.maximum(np.maximum(p.backward, mean_back), np.maximum(mean_after, sent))
+    there[-1], back[-1] = np.maximum(there[-1], slowest_sent), np.maximum(back[-1], slowest_sent)
+    before, after = p.at_the_end
+    forward, backward, _ = p.last_block
+    last = np.full(p.shape, p.micro_batches * (forward + backward) - forward)
+    last[-1] = p.micro_batches * (p.forward + p.backward) - p.forward
+    one_way = ahead + behind
+    there = p.first + p.up[-1] + one_way + rounds * there
+    back = p.down[-1] + one_way + rounds * back + p.final
+    found: Array = np.maximum(np.maximum(there + back, before + forward + back), there + last + after)
     return found
-
-
-def _turns(last: dict[tuple[TaskKind, int], int], micro_batches: int) -> list[int]:
-    """For each backward task the latest forward task that the last stage runs before it. Args: last: its places."""
-    found, latest = [], 0
-    for k in range(micro_batches):
-        while latest + 1 < micro_batches and last["forward", latest + 1] < last["backward", k]:
-            latest += 1
-        found.append(latest)
-    return found
-
-
-def _chains(place: dict[tuple[TaskKind, int], int], turns: list[int]) -> list[list[tuple[int, int]]]:
-    """Chains of round trips of a stage, each as the places of its first and last task in the stage's order: none, every
-    single one, and as many as there can be from each of those that can be the first."""
-    trips = [(place["forward", i], place["backward", j]) for j, i in enumerate(turns)]
-    found: list[list[tuple[int, int]]] = [[], *([trip] for trip in trips)]
-    for first, (begins, _) in enumerate(trips):
-        if begins > trips[0][1]:
-            break
-        chain = [trips[first]]
-        for trip in trips[first + 1 :]:
-            if trip[0] > chain[-1][1]:
-                chain.append(trip)
-        found.append(chain)
-    return found
-
-
-def _path(done: Array, chain: list[tuple[int, int]], end: int) -> Array:
-    """float64[4]. Args: done: [places, kinds], tasks before each place. end: of the path, in the stage's order."""
-    outside = done[end] - sum((done[last + 1] - done[first] for first, last in chain), np.zeros(3))
-    return np.array([len(chain), *outside])
-
-
-def _longest(paths: Array) -> Array:
-    """Those of the paths that are the longest for some seconds of the tasks, as a sample of these shows."""
-    most: Array = np.unique((_SAMPLE @ paths.T).argmax(axis=1))
-    return np.unique(paths[most.astype(np.int64)], axis=0)
-
-
-def _padded(paths: list[Array]) -> Array:
-    most = max(len(own) for own in paths)
-    return np.stack([np.concatenate([own, np.repeat(own[-1:], most - len(own), axis=0)]) for own in paths])

@@ -1,13 +1,15 @@
 """Paths through one stage are no longer than any step, and long enough to be worth their while."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from automap_launch.plan.block_costs import RunCosts, crosses_hosts
+from automap_launch.plan.block_costs import RunCosts, TiedParameter, crosses_hosts
 from automap_launch.plan.decision import Decision
-from automap_launch.search.critical_paths import least_seconds_of_runs, least_waits, paths_of
+from automap_launch.search.critical_paths import least_seconds_of_runs, least_waits, sent_seconds
+from automap_launch.search.schedule_paths import paths_of
 from automap_launch.search.synthetic import Distribution, SyntheticModel, draw
 
 BLOCKS = 7
@@ -41,7 +43,11 @@ def cases(model: SyntheticModel, schedule: str):
         cuts = np.array(list(itertools.combinations(range(1, BLOCKS), stages - 1)))
         one = Decision(data, 1, micro_batches=micro_batches, cuts=tuple(cuts[0].tolist()), schedule=schedule)
         costs = model.block_costs(one)
-        yield stages, costs, cuts, costs.pipelines(schedule, cuts).step_seconds
+        # A tied embedding, whose copy and gradient keep the last stage as long as all work does.
+        slow = float(costs.compute.sum())
+        for tied in ((), (TiedParameter((0, BLOCKS - 1), 0.0, slow),)):
+            costs = replace(costs, tied=tied)
+            yield stages, costs, cuts, costs.pipelines(schedule, cuts).step_seconds
 
 
 def bounds(costs, stages, schedule):
@@ -81,16 +87,18 @@ def test_the_longest_path_of_a_pipeline_is_mostly_all_that_it_takes(schedule):
 def test_round_trips_of_1f1b_are_as_many_as_the_micro_batches_in_flight_allow():
     paths = paths_of("1f1b", 4, 8)
     # Stage 0 has four in flight: the fifth follows when the first is back.
-    assert [2, 0, 3, 0] in paths.leave[0].tolist()
+    assert [2, 0, 0, 3, 0] in paths.leave[0].tolist()
     assert paths.leave[0][:, 0].max() == 2
+
+    assert paths.near[0][:, 1].max() == 3
     # The last stage goes from forward to backward at once.
-    assert (paths.leave[3] == [0, 8, 8, 0]).all()
+    assert (paths.leave[3] == [0, 0, 8, 8, 0]).all()
 
 
 def test_messages_wait_least_under_some_cuts():
     for model in models(4, seed=2):
         for stages, costs, cuts, _ in cases(model, "1f1b"):
-            ahead, behind = least_waits(costs, stages)
+            ahead, behind = least_waits(sent_seconds(costs, stages))
             far = [crosses_hosts(costs.cluster, costs.devices, stage) for stage in range(stages - 1)]
             sent = [costs.transfer_seconds(crosses) for crosses in far]
             least = min(sum(sent[stage][cut - 1] for stage, cut in enumerate(own)) for own in cuts.tolist())
