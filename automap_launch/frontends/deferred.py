@@ -371,4 +371,6 @@ def _place(array: Any, sharding: Any) -> jax.Array:
             return array
         host = np.asarray(array)
         dtype = jax.dtypes.canonicalize_dtype(host.dtype)
-        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index].astype(dtype, copy=False))
+        cut = lambda index: host[index].astype(dtype, copy=False)  # noqa: E731
+        # A process that has no device of the sharding never calls back, and could not tell the dtype from that.
+        return jax.make_array_from_callback(host.shape, sharding, cut, dtype=dtype)

@@ -25,6 +25,7 @@ from automap_launch.runtime.blocks import blocks_of, over_data, piece_of
 from automap_launch.runtime.compile_once import CompileOnce
 from automap_launch.runtime.jax_internals import jit
 from automap_launch.runtime.sections import SectionFunction, accumulate, accumulator
+from automap_launch.split.boundary import is_low_precision
 from automap_launch.split.emit import INDEX
 from automap_launch.split.pipeline import PartId, Pipeline
 
@@ -199,10 +200,15 @@ class StageParts:
 
         return self._jit(make, out_shardings=[self.sum_sharding(v) for v in values])
 
+    def unreduced(self) -> tuple[int, ...]:
+        """Sums that hold more than the whole batch's value, or another type: one a replica, or in float32."""
+        sums, kinds = self._pipeline.sums[self._stage], self._kinds
+        return tuple(v for v in sums if self._replicas > 1 or is_low_precision(kinds[v].dtype))
+
     def reduce(self) -> Any:
-        """`(sums, gathered) -> (sums, gathered)`: of the whole batch. Each gathered value comes as a list, by
-        micro-batch."""
-        values, gathered = self._pipeline.sums[self._stage], self._pipeline.gathered[self._stage]
+        """`(sums, gathered) -> (sums, gathered)`: of the whole batch. `sums`: the `unreduced` ones. Each gathered
+        value comes as a list, by micro-batch."""
+        values, gathered = self.unreduced(), self._pipeline.gathered[self._stage]
 
         def run(sums: list[Any], pieces: list[list[Any]]) -> tuple[list[Any], list[Any]]:
             totals = []

@@ -83,6 +83,7 @@ class Stage:
         self._micro = {part: self._micro_part(part) for part in self._own if part.kind in MICRO}
         self._wholes = {part: self._whole_part(part) for part in self._own if part.kind in ("prepare", "update")}
         self._zeros, self._reduce = self._parts.zeros(), self._parts.reduce()
+        self._unreduced = self._parts.unreduced()
         self._last_reader = _last_readers(self._micro)
         self._numbers = [np.int32(k) for k in range(work.micro_batches)]
         self.values: dict[int, Any] = {}  # by value id: arguments, and what is made once a step
@@ -142,10 +143,12 @@ class Stage:
             flows.pop(v, None)
 
     def _run_reduce(self) -> None:
-        sums, gathered = self._pipeline.sums[self._number], self._pipeline.gathered[self._number]
-        totals, whole = self._reduce([self._sums[v] for v in sums], [self._pieces[v] for v in gathered])
-        self.values.update(zip(sums, totals, strict=True))
-        self.values.update(zip(gathered, whole, strict=True))
+        gathered = self._pipeline.gathered[self._number]
+        self.values.update(self._sums)  # those that are whole already stay where they are: no copy of all gradients
+        if self._unreduced or gathered:
+            totals, whole = self._reduce([self._sums[v] for v in self._unreduced], [self._pieces[v] for v in gathered])
+            self.values.update(zip(self._unreduced, totals, strict=True))
+            self.values.update(zip(gathered, whole, strict=True))
         self._sums, self._pieces = {}, {}
 
     def _run_whole(self, part: PartId) -> None:
