@@ -1,17 +1,25 @@
 """The oracle against every plan of small spaces, and what it says when it cannot finish."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.group_bounds import HELD_BYTES, WHOLE
+from automap_launch.plan.pins import Pins
+from automap_launch.program.analyse import analyse
+from automap_launch.search.config import PinConfig
 from automap_launch.search.cut_program import CutProgram
 from automap_launch.search.evaluator import Evaluator, Limits, SearchEnd
 from automap_launch.search.oracle import Oracle, cases_of, least_seconds, sets_below
 from automap_launch.search.space import PlanSpace
 from automap_launch.search.synthetic import Distribution, SyntheticModel, draw
+from tests.plan.programs import cluster
+from tests.program import models
+from tests.program.conftest import make_step
 
 TINY = Distribution(
     blocks=(2, 5),
@@ -43,7 +51,7 @@ def test_the_oracle_finds_the_best_of_every_plan_of_tiny_models():
         costs = [e.step_seconds if e.fits else np.inf for e in model.estimate_many(plans)]
         best = int(np.argmin(costs))
         evaluator = Evaluator(model, space)
-        Oracle().run(evaluator, lambda event: None)
+        Oracle(tolerance=0.0).run(evaluator, lambda event: None)
         assert evaluator.lower_bound == np.inf
         if np.isinf(costs[best]):
             assert evaluator.best is None
@@ -53,6 +61,42 @@ def test_the_oracle_finds_the_best_of_every_plan_of_tiny_models():
         assert evaluator.best.estimate.step_seconds == pytest.approx(costs[best], rel=1e-9)
     assert fitting > MODELS // 2
     assert pipelines >= 3
+
+
+def test_a_plan_within_the_tolerance_is_enough():
+    evaluated = dict.fromkeys((0.0, 0.5), 0)
+    for model, space in tiny_models(10, seed=6):
+        optimum = min((e.step_seconds for e in model.estimate_many(list(space)) if e.fits), default=np.inf)
+        for tolerance in evaluated:
+            evaluator = Evaluator(model, space)
+            Oracle(tolerance).run(evaluator, lambda event: None)
+            evaluated[tolerance] += evaluator.evaluations
+            if np.isfinite(optimum):
+                assert evaluator.best.estimate.step_seconds * (1 - tolerance) <= optimum * (1 + 1e-9)
+                assert evaluator.best.estimate.fits
+    assert evaluated[0.5] < evaluated[0.0]
+
+
+@pytest.mark.parametrize("dims", [(0, 1), (1,)])
+def test_a_pinned_group_that_a_larger_one_outranks_is_priced_as_it_shards(dims):
+    """Of a weight of which both dims are pinned the axis shards one."""
+    function, state, batch = models.language_model(4)
+    program = analyse(make_step(function, state, *batch))
+    model = CostModel(program, cluster(1, 8, memory=2**20))
+    groups = {f"0/layers/0/up@{dim}": "model" for dim in dims}
+    pinned = PinConfig(model=2, micro_batches=2, storage="none", groups=groups)
+    space = PlanSpace(program, Pins.resolve(pinned, program, model.cluster))
+    plans = list(space)
+    costs = [e.step_seconds for e in model.estimate_many(plans)]
+    for case in cases_of(space):
+        bounds = model.group_bounds(plans[next(i for i, d in enumerate(plans) if d.stages == case.stages)])
+        for bound, sharded in sets_below(space, case, bounds, np.inf, np.inf):
+            own = [c for c, d in zip(costs, plans, strict=True) if d.sharded == sharded and d.stages == case.stages]
+            assert bound <= min(own) * (1 + 1e-9)
+    evaluator = Evaluator(model, space)
+    Oracle(tolerance=0.0).run(evaluator, lambda event: None)
+    fits = [e.fits for e in model.estimate_many(plans)]
+    assert evaluator.best.estimate.step_seconds == pytest.approx(min(itertools.compress(costs, fits)), rel=1e-9)
 
 
 def test_an_incumbent_that_is_optimal_is_proven_without_another_plan():
