@@ -167,7 +167,12 @@ class Workflow:
         self.summary.update(phase="search")
         search = self.config.search
         local_statistics = search.allow_local_batch_stats or (given is not None and given.allow_local_batch_stats)
-        program = analyse(step, local_statistics=local_statistics, max_blocks=search.max_blocks)
+        program = analyse(
+            step,
+            local_statistics=local_statistics,
+            max_blocks=search.max_blocks,
+            tie_layers=search.prune.tied_layers,
+        )
         for note in program.notes:
             self.terminal.note(note)
         return program

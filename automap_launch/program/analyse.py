@@ -23,7 +23,11 @@ from automap_launch.train_step import TrainStep
 
 
 def analyse(
-    step: TrainStep, platform: str = "cpu", local_statistics: bool = False, max_blocks: int = MAX_BLOCKS
+    step: TrainStep,
+    platform: str = "cpu",
+    local_statistics: bool = False,
+    max_blocks: int = MAX_BLOCKS,
+    tie_layers: bool = True,
 ) -> Program:
     """Groups, batch, parts and costs of a step.
 
@@ -32,6 +36,7 @@ def analyse(
       platform: which of the step's modules to read.
       local_statistics: allow micro-batches statistics of their own (batch norm).
       max_blocks: into which the forward part is cut at most.
+      tie_layers: isomorphic groups of repeated layers are one group; without, each is decided by itself.
 
     Raises:
       CaptureError: the step holds no module for `platform`, its module is damaged or does not match its arguments,
@@ -59,7 +64,7 @@ def analyse(
     parts = split_parts(graph, step, has_batch)
     ways = batch_arguments(graph, linkage, batch, step.arguments)
     batch_analysis = best_way(graph, ways, _arrays_of_state(graph, step), local_statistics)
-    groups, number = _groups(graph, linkage, step, parts.parameters, batch)
+    groups, number = _groups(graph, linkage, step, parts.parameters, batch, tie_layers)
     read_batch = [k for k, argument in enumerate(step.arguments) if argument.role == "batch"]
     blocks, homes = find_blocks(graph, parts, Owners(graph, step, parts), read_batch, max_blocks)
     return Program(
@@ -130,7 +135,12 @@ def _keys(graph: Graph, step: TrainStep) -> list[Dim]:
 
 
 def _groups(
-    graph: Graph, linkage: Linkage, step: TrainStep, parameters: tuple[int, ...], batch: int | None
+    graph: Graph,
+    linkage: Linkage,
+    step: TrainStep,
+    parameters: tuple[int, ...],
+    batch: int | None,
+    tie_layers: bool,
 ) -> tuple[tuple[Group, ...], dict[int, int]]:
     """Groups in their final order, and each class's group id."""
     dims: dict[int, list[Dim]] = defaultdict(list)
@@ -140,7 +150,7 @@ def _groups(
                 dims[item].append((value, dim))
     trained = {graph.arguments[k]: step.arguments[k].path for k in parameters}
     made = []
-    for tied in tie(graph, linkage, alone=batch):
+    for tied in tie(graph, linkage, alone=batch) if tie_layers else [[item] for item in sorted(dims)]:
         sites = sorted(site for item in tied for site in dims[item])
         values = dict.fromkeys(value for value, _ in sites)
         members = tuple(trained[v] for v in values if v in trained)

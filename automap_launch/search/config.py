@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from automap_launch.units import parse_duration
 
+FINETUNE = ("auto", "off")
 TRIALS = ("auto", "off")
 CACHES = ("read", "refresh", "off")
 METHODS = ("portfolio", "dqn", "exact", "anneal", "random", "heuristic")
@@ -99,18 +100,26 @@ class AgentConfig:
 class PruningConfig:
     """What keeps the space small (Auto-MAP's task-specific pruning) and can be switched off, to show what it brings.
 
-    The others are part of what a plan is: dims that propagation ties are decided together (linkage groups), and cuts
-    are of the forward part alone, which the backward part and the update follow.
+    Two others are part of what a plan is. Dims that propagation ties are decided together (linkage groups): a plan that
+    shards them apart is none that the compiler carries out as it was costed. Cuts are of the forward part alone: a
+    stage's backward part and update need what its forward part holds.
 
     Attributes:
+      tied_layers: isomorphic groups of repeated layers are decided together; off: each by itself.
       balance_window: the agent's cuts lie so many blocks around balanced positions; null: anywhere.
+      divisibility: the agent is not offered what does not divide, or a pin rules out; off: it is, as a dead end.
+      memory_bound: the agent is not offered a way on which not even the plan of least memory fits, where there are
+        others; off: it is.
     """
 
+    tied_layers: bool = True
     balance_window: int | None = 2
+    divisibility: bool = True
+    memory_bound: bool = True
 
     def __post_init__(self) -> None:
         if self.balance_window is not None and self.balance_window < 0:
-            raise ValueError(f"search.pruning.balance_window is at least 0 or null, got {self.balance_window}")
+            raise ValueError(f"search.prune.balance_window is at least 0 or null, got {self.balance_window}")
 
 
 @dataclass
@@ -125,6 +134,8 @@ class SearchConfig:
         it has needed for what it has found, whichever is more; null: never.
       max_evaluations: it ends after this many evaluated plans; with it the result depends on `seed` alone.
       pretrained: the agent begins with the weights that come with the package; off: as the look-ahead alone acts.
+      finetune: episodes on distributions around the model at hand, before the agent's own on it: so many, `off`, or
+        `auto`: some where the best plan that the agent comes to by itself is behind others that are known.
       memory_fraction: the share of a device's memory that a plan may use.
       max_blocks: the forward part is cut into at most this many blocks, of which pipeline stages are made.
       trial: `auto`: before training, the best plans and pure data parallelism run a few steps on the devices, and the
@@ -146,6 +157,7 @@ class SearchConfig:
     patience: str | None = "20s"
     max_evaluations: int | None = None
     pretrained: bool = False
+    finetune: str = "auto"
     seed: int = 0
     memory_fraction: float = 0.9
     max_blocks: int = 32
@@ -156,7 +168,7 @@ class SearchConfig:
     model_error: float = 0.1
     allow_local_batch_stats: bool = False
     pin: PinConfig = field(default_factory=PinConfig)
-    pruning: PruningConfig = field(default_factory=PruningConfig)
+    prune: PruningConfig = field(default_factory=PruningConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
 
     def __post_init__(self) -> None:
@@ -165,6 +177,8 @@ class SearchConfig:
         parse_duration(self.budget, "search.budget")
         if self.patience is not None:
             parse_duration(self.patience, "search.patience")
+        if self.finetune not in FINETUNE and not self.finetune.isdigit():
+            raise ValueError(f"search.finetune is auto, off or a number of episodes, got {self.finetune!r}")
         if not 0 < self.memory_fraction <= 1:
             raise ValueError(f"search.memory_fraction is above 0 and at most 1, got {self.memory_fraction}")
         if self.max_evaluations is not None and self.max_evaluations < 1:
@@ -180,3 +194,8 @@ class SearchConfig:
             raise ValueError(f"search.model_error is a share of at least 0, got {self.model_error}")
         if self.max_blocks < 1:
             raise ValueError(f"search.max_blocks is at least 1, got {self.max_blocks}")
+
+    @property
+    def fine_tuning(self) -> int | None:
+        """Episodes on copies of the model; None: the searcher decides."""
+        return None if self.finetune == "auto" else 0 if self.finetune == "off" else int(self.finetune)

@@ -9,10 +9,14 @@ from automap_launch.search.agent import Agent
 from automap_launch.search.bandit import Arm, Bandit, arms_of, begun
 from automap_launch.search.environment import Environment
 from automap_launch.search.evaluator import Evaluator, log_cost
+from automap_launch.search.fine_tuning import can_be_varied, fine_tune
 from automap_launch.search.local_search import climb
 from automap_launch.search.searchers import OnEpisode, event_of, one_thread
 from automap_launch.search.space import Partial
 
+# What `auto` means, and the gap to the best plan known from which on it means anything.
+AUTO_EPISODES = 64
+AUTO_GAP = 0.01
 # So many episodes in a row without a plan that was not known end the search.
 _STALE_EPISODES = 30
 # Plans of an arm are improved by hill-climbing when they cost at most so much more than the best (log seconds).
@@ -25,6 +29,8 @@ class DQNSearcher:
     Args:
       explore: by upper confidence bounds over (stages, micro-batches); without, the agent decides these as well.
       hill_climbing: on the best of each arm and on every new best plan.
+      fine_tuning: episodes on copies of the model (`fine_tuning.py`) before those on the model; None: `AUTO_EPISODES`
+        where the agent's rollouts end more than `AUTO_GAP` above the best plan known.
     """
 
     name: ClassVar[str] = "dqn"
@@ -35,8 +41,10 @@ class DQNSearcher:
         *,
         explore: bool = True,
         hill_climbing: bool = True,
+        fine_tuning: int | None = 0,
     ) -> None:
         self.agent = agent
+        self._fine_tuning = fine_tuning
         self._explore = explore
         self._climb = hill_climbing
         self._bandit: Bandit
@@ -49,6 +57,8 @@ class DQNSearcher:
             self._start = evaluator.space.start()
             environment = Environment(evaluator, lambda: self._start)
             self._rollouts(environment, evaluator, on_episode)
+            if self._fine_tune(evaluator, on_episode):
+                self._rollouts(environment, evaluator, on_episode)
             self._episodes(environment, evaluator, on_episode)
 
     def _rollouts(self, environment: Environment, evaluator: Evaluator, on_episode: OnEpisode) -> None:
@@ -58,6 +68,21 @@ class DQNSearcher:
         for arm in self._bandit.arms if self._explore else ():
             self._start = begun(evaluator.space, arm)
             self._greedy(environment, evaluator, on_episode)
+
+    def _fine_tune(self, evaluator: Evaluator, on_episode: OnEpisode) -> bool:
+        """Whether there was any."""
+        episodes = self._fine_tuning
+        if episodes is None:
+            own, best = evaluator.best_by.get(self.name), evaluator.best
+            behind = best is not None and (
+                own is None or own.estimate.step_seconds > (1 + AUTO_GAP) * best.estimate.step_seconds
+            )
+            episodes = AUTO_EPISODES if behind else 0
+        if not episodes or not can_be_varied(evaluator.space):
+            return False
+        evaluator.fine_tuned = episodes
+        fine_tune(self.agent, evaluator, episodes, on_episode)
+        return True
 
     def _greedy(self, environment: Environment, evaluator: Evaluator, on_episode: OnEpisode) -> None:
         evaluator.episode += 1

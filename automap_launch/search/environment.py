@@ -42,6 +42,8 @@ class SupportsEpisodes(Protocol):
 class Environment:
     """Episodes over the evaluator's space; every plan looked at on the way is evaluated and competes for the best.
 
+    Ways that the space's pruning rules out are masked (`PruningConfig`).
+
     Args:
       start: what is decided before each episode begins; nothing by default. It may change from episode to episode.
     """
@@ -59,6 +61,7 @@ class Environment:
         self._seen: LookAhead
         self._partial = first
         self._choices: Sequence[Choice] = ()
+        self._mask = np.zeros(0, bool)
         self._after: Sequence[LookAhead] = ()
 
     @property
@@ -92,17 +95,19 @@ class Environment:
         """Takes the decision. Returns its reward and what comes next: None when the plan is complete or at a dead end.
 
         Raises:
-          ValueError: the action is not valid.
+          ValueError: the action is masked.
           SearchEnd: the search is over.
         """
         choice = self._choices[action]
-        if not choice.valid:
+        if not self._mask[action]:
             raise ValueError(f"action {action} of a {choice.kind} decision is masked")
+        if not choice.valid:
+            return DEAD_END_REWARD, None
         before, after = self._seen, self._after[action]
         self._partial, self._seen = choice.result, after
         observation = self._observe()
         reward = before.potential - after.potential
-        if observation is not None and not observation.mask.any():
+        if observation is not None and not any(c.valid for c in self._choices):
             return reward + DEAD_END_REWARD, None
         return reward, observation
 
@@ -110,14 +115,24 @@ class Environment:
         self._choices = self._space.choices(self._partial)
         if not self._choices:
             return None
-        mask = np.array([c.valid for c in self._choices])
+        possible = np.array([c.valid for c in self._choices])
         valid = [c for c in self._choices if c.valid]
         seen = self._look([c.result for c in valid])
-        features = np.zeros((len(mask), len(FEATURES)), np.float32)
-        features[mask] = self._features(valid, self._seen, seen) if valid else 0
+        features = np.zeros((len(possible), len(FEATURES)), np.float32)
+        features[possible] = self._features(valid, self._seen, seen) if valid else 0
         after = iter(seen)
         self._after = [next(after) if c.valid else self._seen for c in self._choices]
-        return Observation(features, mask)
+        self._mask = self._masked(possible, seen)
+        return Observation(features, self._mask)
+
+    def _masked(self, possible: npt.NDArray[np.bool_], seen: Sequence[LookAhead]) -> npt.NDArray[np.bool_]:
+        """Which ways are offered. Args: possible: those that the space has. seen: of these."""
+        prune = self._space.pruning
+        mask = possible.copy() if prune.divisibility else np.ones_like(possible)
+        fits = np.array([any(estimate.fits for estimate in ahead.styles.values()) for ahead in seen], bool)
+        if prune.memory_bound and fits.any():
+            mask[np.flatnonzero(possible)[~fits]] = False
+        return mask
 
     def _look(self, partials: Sequence[Partial]) -> list[LookAhead]:
         looks = [_completions(self._space, p) for p in partials]

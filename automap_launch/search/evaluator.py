@@ -72,6 +72,7 @@ class Evaluator:
 
     Attributes:
       found_by: the label of improvements from now on. episode: the searcher's, for events.
+      fine_tuned: how many of its episodes were on copies of the model.
       best: the fastest plan that fits and may be used, with its event. closest: the plan that needs the least memory.
       best_by: by label, the fastest plan that fits which was asked for under it.
       covered: how many plans of the space have been evaluated; counted in spaces that can be exhausted.
@@ -85,6 +86,7 @@ class Evaluator:
     clock: Callable[[], float] = time.monotonic
     found_by: str = ""
     episode: int = 0
+    fine_tuned: int = 0
     best: SearchEvent | None = None
     closest: Estimate | None = None
     best_by: dict[str, SearchEvent] = field(default_factory=dict)

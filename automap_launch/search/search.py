@@ -28,7 +28,7 @@ from automap_launch.search.searchers import (
     simple_plans,
     single_stage_plans,
 )
-from automap_launch.search.space import CostModel, Estimate, PlanSpace
+from automap_launch.search.space import MOST_GROUPS, CostModel, Estimate, PlanSpace
 from automap_launch.search.weights import pretrained_agent
 from automap_launch.units import format_bytes, parse_duration
 
@@ -41,12 +41,14 @@ SEEDS = "simple"
 class AgentReport:
     """The best that the agent's own episodes came upon, before the oracle spoke.
 
-    `seconds`: when it found it. `gap`: its step time over the search's best one, less 1.
+    `seconds`: when it found it. `gap`: its step time over the search's best one, less 1. `fine_tuned`: its episodes on
+    distributions around the model, besides those on the model itself.
     """
 
     best_step_seconds: float
     seconds: float
     gap: float
+    fine_tuned: int
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def search(
       NoPlanFitsError: no plan that was evaluated fits; the message says what the closest one needs.
       PlanError: no plan over all devices keeps to the pins.
     """
-    space = PlanSpace(model.program, pins, config.pruning)
+    space = PlanSpace(model.program, pins, config.prune)
     if not space.heads:
         raise PlanError(
             f"no plan over all {space.devices} devices keeps to search.pin: the batch does not divide by the axis "
@@ -161,7 +163,7 @@ def search(
         evaluations=evaluator.evaluations,
         episodes=evaluator.episode,
         baselines={name: estimates.get(name) for name in baselines},
-        agent=_report(own, best) if own else None,
+        agent=_report(own, best, evaluator.fine_tuned) if own else None,
         curve=tuple(evaluator.curve),
         ended=ended,
         proven_optimal=proven,
@@ -186,15 +188,22 @@ def _run(evaluator: Evaluator, on_episode: OnEpisode, config: SearchConfig) -> E
         return _let(AnnealingSearcher(config.seed), evaluator, on_episode)
     limits = evaluator.limits
     has_agent = config.method in ("dqn", "portfolio")
+    has_oracle = config.method != "dqn" and len(evaluator.space.groups) <= MOST_GROUPS
+    if not has_agent and not has_oracle:
+        raise PlanError(
+            f"the oracle decides at most {MOST_GROUPS} groups one by one, and the step has "
+            f"{len(evaluator.space.groups)} that are not tied",
+            hint="set search.prune.tied_layers=true, or search=dqn",
+        )
     # The agent has its episodes also where the seeds have been through the whole space: they show what it is worth.
     evaluator.begin(replace(limits, exhaustion=not has_agent, patience=math.inf))
     evaluator.found_by = SEEDS
     ended = _until_end(partial(_seed, evaluator, config))
     if ended == "finished" and has_agent:
-        of_the_agent = _of_the_agent(limits, evaluator.evaluations) if config.method == "portfolio" else limits
+        of_the_agent = _of_the_agent(limits, evaluator.evaluations) if has_oracle else limits
         evaluator.begin(replace(of_the_agent, exhaustion=False))
         ended = _let(_dqn(evaluator, config), evaluator, on_episode)
-        if config.method == "dqn" or limits.stop() or (ended == "evaluations" and _spent(evaluator, limits)):
+        if not has_oracle or limits.stop() or (ended == "evaluations" and _spent(evaluator, limits)):
             return ended
         ended = "finished"
     if ended != "finished":
@@ -214,7 +223,7 @@ def _seed(evaluator: Evaluator, config: SearchConfig) -> None:
 
 def _dqn(evaluator: Evaluator, config: SearchConfig) -> DQNSearcher:
     agent = pretrained_agent(config.agent, config.seed) if config.pretrained else Agent(config.agent, config.seed)
-    return DQNSearcher(agent)
+    return DQNSearcher(agent, fine_tuning=config.fine_tuning)
 
 
 def _of_the_agent(limits: Limits, evaluations: int) -> Limits:
@@ -244,9 +253,9 @@ def _until_end(run: Callable[[], None]) -> EndReason:
     return "finished"
 
 
-def _report(own: SearchEvent, best: SearchEvent) -> AgentReport:
+def _report(own: SearchEvent, best: SearchEvent, fine_tuned: int) -> AgentReport:
     step_seconds = own.estimate.step_seconds
-    return AgentReport(step_seconds, own.seconds, step_seconds / best.estimate.step_seconds - 1)
+    return AgentReport(step_seconds, own.seconds, step_seconds / best.estimate.step_seconds - 1, fine_tuned)
 
 
 def _no_plan_fits(evaluator: Evaluator) -> NoPlanFitsError:

@@ -115,7 +115,7 @@ def test_plans_of_another_space_are_not_in_it():
 
 def pipelined(blocks: int = 5, batch: int = 8, window: int | None = None, **pins) -> PlanSpace:
     model = draw(np.random.default_rng(3), replace(SMALL, blocks=(blocks, blocks), batch=(3, 3)))
-    return PlanSpace(model.program, replace(model.pins, **pins), PruningConfig(window))
+    return PlanSpace(model.program, replace(model.pins, **pins), PruningConfig(balance_window=window))
 
 
 def test_every_pipeline_is_at_the_end_of_one_path_and_counted_once():
