@@ -1,9 +1,8 @@
 """The exact oracle: the best plan of the whole space, with its proof, by branch and bound.
 
-A *case* is a mesh, a number of micro-batches, a storage and a number of stages. Its plans are a tree: each level
-decides whether one more linkage group is sharded. What blocks cost at least, however the undecided groups are taken
-(`plan/block_bounds.py`), is a pipeline problem of its own, whose best cuts (`cut_program.py`) take no longer than any
-plan below. So every node has two bounds, a quick one and an exact one; a leaf's is its best plan.
+Plans are trees of cases and groups (`group_tree.py`). At every node, the costs that no plan below it undercuts are a
+pipeline problem of their own, whose best cuts (`cut_program.py`) take no longer than any of those plans. So a node has
+two bounds, a quick one and an exact one; a leaf's exact one is its best plan.
 
 Of all open nodes the one with the lowest bound comes next, and from a case the search plunges once to a leaf, for a
 good plan early. Everything is bounded from the beginning, so at any moment the lowest bound of the open nodes is one of
@@ -18,59 +17,45 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
-from automap_launch.plan.block_bounds import BlockBounds
 from automap_launch.plan.block_costs import BlockCosts
-from automap_launch.plan.decision import Decision, Schedule, Storage
-from automap_launch.plan.group_bounds import HELD_BYTES, MICRO, WHOLE, GroupBounds
+from automap_launch.plan.decision import Storage
+from automap_launch.plan.group_bounds import HELD_BYTES, WHOLE
 from automap_launch.search.cut_program import CutProgram
 from automap_launch.search.evaluator import Evaluator
+from automap_launch.search.group_tree import Branch, Case, GroupTree, cases_of, least_seconds, sets_below
 from automap_launch.search.searchers import OnEpisode
-from automap_launch.search.space import Mesh, PlanSpace
+from automap_launch.search.space import Mesh
 
 # A plan is taken as the best when no other is faster by more than this share.
 TOLERANCE = 1e-4
 # Two sums of the same numbers in another order differ by less.
 _ROUNDING = 1e-9
 _SINGLES = 256
-_CASES = 16  # of which the blocks' bounds are kept
 # So many plans are timed to bound a node; of a leaf, each time so many times more.
 _EFFORT, _MORE = 1000.0, 8.0
 
 
 @dataclass(frozen=True)
-class Case:
-    """Plans that share all but groups, schedule and cuts."""
-
-    mesh: Mesh
-    micro_batches: int
-    storage: Storage
-    stages: int
-    schedules: tuple[Schedule, ...]
-
-
-@dataclass(frozen=True)
 class _Node:
-    """Plans of a case of which the first groups are decided.
+    """A branch, or a case that has not been looked at.
 
     Attributes:
       bound: no plan takes less, in seconds.
-      place: how many of the space's groups are decided; None: the case has not been looked at. mask: those that are
-        sharded.
+      branch: None: all plans of the case, which nothing but `bound` is known of.
       solved: its best cuts have been looked for, and `bound` says what came of it. effort: plans that are timed for it.
     """
 
     bound: float
     case: Case
-    place: int | None = None
-    mask: int = 0
+    branch: Branch | None = None
     solved: bool = False
     effort: float = _EFFORT
+
+    @property
+    def place(self) -> int:
+        return 0 if self.branch is None else self.branch.place
 
 
 class Oracle:
@@ -95,16 +80,14 @@ class Oracle:
 
 
 class _Proof:
-    """One run of the oracle: the open nodes, and what is kept of their cases."""
+    """One run of the oracle, and its open nodes."""
 
     def __init__(self, evaluator: Evaluator, tolerance: float) -> None:
         self._evaluator = evaluator
         self._tolerance = tolerance
-        self._space = evaluator.space
+        self._tree = GroupTree(evaluator.model, evaluator.space)
         self._open: list[tuple[float, int, int, _Node]] = []
         self._count = itertools.count()
-        self._blocks = lru_cache(maxsize=_CASES)(self._block_bounds)
-        self._ids = [g.id for g in self._space.groups]
 
     @property
     def limit(self) -> float:
@@ -121,107 +104,95 @@ class _Proof:
             self._evaluator.check_limits()
             if node.case.stages == 1:
                 self._close_single(node.case)
-            elif node.place is None:
+            elif node.branch is None:
                 self._plunge(node)
             else:
-                self._visit(node)
+                self._visit(node, node.branch)
         self._evaluator.raise_lower_bound(math.inf)
 
     def _push(self, node: _Node) -> None:
+        """Keeps a node that may hold a better plan; of those with one bound, that with the most groups comes first."""
         if node.bound < self.limit:
-            heapq.heappush(self._open, (node.bound, -(node.place or 0), next(self._count), node))
+            heapq.heappush(self._open, (node.bound, -node.place, next(self._count), node))
 
     def _close_single(self, case: Case) -> None:
         """The plans of one stage."""
         evaluator = self._evaluator
-        bounds = evaluator.model.group_bounds(_decision(case))
-        below = sets_below(self._space, case, bounds, self.limit, evaluator.model.memory_limit)
+        bounds = evaluator.model.group_bounds(case.decision())
+        below = sets_below(evaluator.space, case, bounds, self.limit, evaluator.model.memory_limit)
         sets = sorted(below, key=lambda item: item[0])
         for first in range(0, len(sets), _SINGLES):
             part = [sharded for bound, sharded in sets[first : first + _SINGLES] if bound < self.limit]
-            evaluator.estimate_many([_decision(case, sharded) for sharded in part])
+            evaluator.estimate_many([case.decision(sharded) for sharded in part])
 
     def _plunge(self, node: _Node) -> None:
         """Opens a case, and goes on with the best child until there is none."""
-        children = self._branched(node)
+        children = self._branched(node, Branch(node.case))
         while children:
-            best, *others = sorted(children, key=lambda child: child.bound)
-            for other in others:
+            (best, branch), *others = sorted(children, key=lambda child: child[0].bound)
+            for other, _ in others:
                 self._push(other)
-            children = self._visit(best, plunge=True)
+            best = self._solved(best, branch)
+            if self._tree.is_leaf(branch):
+                self._push(best)
+                return
+            children = self._branched(best, branch)
 
-    def _visit(self, node: _Node, plunge: bool = False) -> list[_Node]:
-        """Solves a node, or opens it where that is done; its children where the search plunges."""
-        leaf = node.place == len(self._ids)
+    def _visit(self, node: _Node, branch: Branch) -> None:
+        """Solves a node, and opens it when its exact bound is the lowest of all."""
         if not node.solved:
-            bound = self._solve(node)
-            node = replace(node, bound=max(node.bound, bound), solved=not leaf, effort=_MORE * node.effort)
-            # A leaf that is not below the limit now has been solved, or is not worth it.
-            if leaf or (not plunge and self._open and node.bound > self._open[0][0]):
+            node = self._solved(node, branch)
+            if self._tree.is_leaf(branch) or (self._open and node.bound > self._open[0][0]):
                 self._push(node)
-                return []
-            if node.bound >= self.limit:
-                return []
-        children = self._branched(node)
-        if plunge:
-            return children
-        for child in children:
+                return
+        for child, _ in self._branched(node, branch):
             self._push(child)
-        return []
 
-    def _branched(self, node: _Node) -> list[_Node]:
-        """The ways to decide the next group that may be sharded or not, those that may hold a better plan."""
-        model = node.case.mesh[1]
-        masks, place = np.array([node.mask], np.int64), node.place or 0
-        while place < len(self._ids) and len(masks) == 1:
-            masks = self._space.extended(masks, place, model)
-            place += 1
-        if place == len(self._ids) and model > 1:
-            masks = masks[masks > 0]
+    def _branched(self, node: _Node, branch: Branch) -> list[tuple[_Node, Branch]]:
+        """The children that may hold a better plan."""
         found = []
-        for mask in masks.tolist():
-            child = replace(node, place=place, mask=mask, solved=False)
-            costs = self._costs(child)
-            least = min(program.lower_bound for program in self._programs(child, costs))
-            if least < self.limit:
-                found.append(replace(child, bound=max(node.bound, least)))
+        if node.bound < self.limit:
+            for child in self._tree.children(branch):
+                least = min(program.lower_bound for program in self._programs(child, self._tree.costs(child)))
+                if least < self.limit:
+                    found.append((_Node(max(node.bound, least), node.case, child), child))
         return found
 
-    def _solve(self, node: _Node) -> float:
-        """A bound of a node by its best cuts; of a leaf, infinite when it has no better plan than the best one known,
-        which was estimated then."""
-        evaluator, costs = self._evaluator, self._costs(node)
-        leaf = node.place == len(self._ids)
-        decision = _decision(node.case, _groups(self._ids, node.mask))
-        if evaluator.space.pins.cuts is not None:
-            decision = replace(decision, cuts=evaluator.space.pins.cuts)
-            if leaf:
-                evaluator.estimate_many([replace(decision, schedule=s) for s in node.case.schedules])
-            return math.inf if leaf else node.bound
+    def _solved(self, node: _Node, branch: Branch) -> _Node:
+        """A node with its bound by the best cuts. A leaf stays to be solved with more effort, unless its bound says
+        that it has no better plan than the best one known, which was estimated then."""
+        leaf = self._tree.is_leaf(branch)
+        bound = self._leaf_bound(node, branch) if self._pinned else self._bound_by_cuts(node, branch)
+        return replace(node, bound=max(node.bound, bound), solved=not leaf, effort=_MORE * node.effort)
+
+    @property
+    def _pinned(self) -> bool:
+        return self._evaluator.space.pins.cuts is not None
+
+    def _leaf_bound(self, node: _Node, branch: Branch) -> float:
+        """Where cuts are pinned, a leaf is as many plans as there are schedules; other nodes keep their quick bound."""
+        if not self._tree.is_leaf(branch):
+            return node.bound
+        decision = self._tree.decision(branch)
+        self._evaluator.estimate_many([replace(decision, schedule=schedule) for schedule in node.case.schedules])
+        return math.inf
+
+    def _bound_by_cuts(self, node: _Node, branch: Branch) -> float:
+        evaluator, costs, leaf = self._evaluator, self._tree.costs(branch), self._tree.is_leaf(branch)
         bound = best = self.limit
-        for program in sorted(self._programs(node, costs), key=lambda program: program.lower_bound):
+        for program in sorted(self._programs(branch, costs), key=lambda program: program.lower_bound):
             if program.lower_bound >= best:
                 break
             found = program.best(best, node.effort, evaluator.check_limits)
             bound, best = min(bound, found.bound), min(best, found.seconds)
             if leaf and found.cuts is not None:
+                decision = self._tree.decision(branch)
                 evaluator.estimate(replace(decision, cuts=found.cuts, schedule=program.schedule))
         return math.inf if leaf and bound >= best else bound
 
-    def _programs(self, node: _Node, costs: BlockCosts) -> list[CutProgram]:
+    def _programs(self, branch: Branch, costs: BlockCosts) -> list[CutProgram]:
         limit = self._evaluator.model.memory_limit
-        return [CutProgram(costs, node.case.stages, schedule, limit) for schedule in node.case.schedules]
-
-    def _costs(self, node: _Node) -> BlockCosts:
-        """Of blocks under any plan of a node."""
-        place = node.place or 0
-        if place == len(self._ids):
-            return self._evaluator.model.block_costs(_decision(node.case, _groups(self._ids, node.mask)))
-        decided = self._space.carried(np.array([node.mask], np.int64), place)
-        return self._blocks(node.case).least(_groups(self._ids, int(decided[0])), frozenset(self._ids[place:]))
-
-    def _block_bounds(self, case: Case) -> BlockBounds:
-        return self._evaluator.model.block_bounds(_decision(case))
+        return [CutProgram(costs, branch.case.stages, schedule, limit) for schedule in branch.case.schedules]
 
 
 def bounded_cases(evaluator: Evaluator, limit: Callable[[], float]) -> Iterator[tuple[float, Case]]:
@@ -237,61 +208,7 @@ def bounded_cases(evaluator: Evaluator, limit: Callable[[], float]) -> Iterator[
         if least.get(family, 0.0) >= limit():
             continue
         evaluator.check_limits()
-        constant = evaluator.model.group_bounds(_decision(case)).level(()).constant
+        constant = evaluator.model.group_bounds(case.decision()).level(()).constant
         least[family] = constant[WHOLE] / case.stages
         if constant[HELD_BYTES] / case.stages <= evaluator.model.memory_limit:
             yield float(least_seconds(case, constant[:, None])[0]), case
-
-
-def cases_of(space: PlanSpace) -> list[Case]:
-    """All cases of the space."""
-    schedules: dict[tuple[Mesh, int, int], list[Schedule]] = {}
-    for head in space.heads:
-        schedules.setdefault((head.mesh, head.micro_batches, head.stages), []).append(head.schedule)
-    return [
-        Case(mesh, micro_batches, storage, stages, tuple(found))
-        for (mesh, micro_batches, stages), found in schedules.items()
-        for storage in space.storages_of(mesh)
-    ]
-
-
-def least_seconds(case: Case, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """float64[sets]: no plan of the case takes less, whatever its cuts. Args: rows: of `GroupBounds`.
-
-    Some stage has at least its share of the whole. Where a micro-batch goes there and back again, stage s waits for
-    the way through those before it, P; of all ways to share out the work t of a micro-batch, the one in which
-    P + m t_s is the same c for every stage is the best, and there c = t / (1 - (1 - 1 / m) ** stages).
-    """
-    whole: npt.NDArray[np.float64] = rows[WHOLE] / case.stages
-    if case.stages > 1 and "zero_bubble" not in case.schedules:
-        m = case.micro_batches
-        whole = np.maximum(whole, rows[MICRO] / (1 - (1 - 1 / m) ** case.stages))
-    return whole
-
-
-def sets_below(
-    space: PlanSpace, case: Case, bounds: GroupBounds, limit: float, memory_limit: float
-) -> Iterator[tuple[float, frozenset[int]]]:
-    """The sets of groups whose bound is below `limit` seconds, with it; group by group, all that cannot be dropped."""
-    masks = np.zeros(1, np.int64)
-    ids = [g.id for g in space.groups]
-    rows = bounds.level(()).of(masks)
-    for place in range(len(ids)):
-        masks = space.extended(masks, place, case.mesh[1])
-        rows = bounds.level(ids[: place + 1]).of(space.carried(masks, place + 1))
-        keep = (least_seconds(case, rows) < limit) & (rows[HELD_BYTES] / case.stages <= memory_limit)
-        masks, rows = masks[keep], rows[:, keep]
-    if case.mesh[1] > 1:
-        masks, rows = masks[masks > 0], rows[:, masks > 0]
-    for bound, mask in zip(least_seconds(case, rows).tolist(), masks.tolist(), strict=True):
-        yield bound, _groups(ids, mask)
-
-
-def _groups(ids: list[int], mask: int) -> frozenset[int]:
-    return frozenset(id_ for bit, id_ in enumerate(ids) if mask >> bit & 1)
-
-
-def _decision(case: Case, sharded: frozenset[int] = frozenset()) -> Decision:
-    """A decision of the case; its cuts stand for others."""
-    cuts = tuple(range(1, case.stages))
-    return Decision(*case.mesh, sharded, case.storage, case.micro_batches, cuts, case.schedules[0])

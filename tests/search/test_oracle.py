@@ -14,7 +14,8 @@ from automap_launch.program.analyse import analyse
 from automap_launch.search.config import PinConfig
 from automap_launch.search.cut_program import CutProgram
 from automap_launch.search.evaluator import Evaluator, Limits, SearchEnd
-from automap_launch.search.oracle import Oracle, cases_of, least_seconds, sets_below
+from automap_launch.search.group_tree import cases_of, least_seconds, sets_below
+from automap_launch.search.oracle import Oracle
 from automap_launch.search.space import PlanSpace
 from automap_launch.search.synthetic import Distribution, SyntheticModel, draw
 from tests.plan.programs import cluster
