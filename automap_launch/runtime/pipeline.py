@@ -19,16 +19,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 from automap_launch.plan.layout import Layout, Spec
 from automap_launch.plan.sharding import DATA
 from automap_launch.runtime import mesh as meshes
-from automap_launch.runtime.channel import Channel, LocalChannel, Message
+from automap_launch.runtime.channel import Channel, Message
+from automap_launch.runtime.choose_channel import choose_channel
 from automap_launch.runtime.compile_once import CompileOnce
-from automap_launch.runtime.cross_host_channel import CrossHostChannel
 from automap_launch.runtime.jax_internals import shardings_of, with_weak_type
 from automap_launch.runtime.joint import JointMesh
 from automap_launch.runtime.one_in_flight import OneInFlight
 from automap_launch.runtime.pipeline_parts import flow_shape, flow_spec
 from automap_launch.runtime.placement import Materialize, is_deferred, place_exactly
 from automap_launch.runtime.precision import Precision
-from automap_launch.runtime.process_channel import ProcessChannel
 from automap_launch.runtime.schedules import Edge, Order, Task, compute_order, merged, with_messages
 from automap_launch.runtime.sections import plain, typed
 from automap_launch.runtime.stage import Stage, Work, part_of
@@ -114,7 +113,8 @@ class PipelineExecutable:
             compile_once=self.compile_once,
         )
         self._work = work
-        self._channel = (channel or self._default_channel)(tuple(self.messages.values()))
+        make_channel = channel or choose_channel(self.joint.processes, self.meshes[0].devices.flat[0].platform)
+        self._channel = make_channel(tuple(self.messages.values()))
         own = jax.process_index()
         self._stages = {
             number: Stage(work, number, mesh, self._channel)
@@ -222,13 +222,6 @@ class PipelineExecutable:
     def _is_small(self, result: Result) -> bool:
         itemsize = 8 if result.dtype.startswith("key<") else np.dtype(result.dtype).itemsize
         return result.replaces is None and math.prod(result.shape) * itemsize <= _SMALL_BYTES
-
-    def _default_channel(self, messages: Sequence[Message]) -> Channel:
-        if self.joint.processes == 1:
-            return LocalChannel()
-        if self.meshes[0].devices.flat[0].platform == "cpu":
-            return ProcessChannel(messages)
-        return CrossHostChannel(messages)
 
     # Shardings
 
