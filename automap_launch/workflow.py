@@ -27,7 +27,7 @@ from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.derive import derive_layout
 from automap_launch.plan.execution import Execution
-from automap_launch.plan.explain import blocks, explain, why_whole
+from automap_launch.plan.explain import blocks, explain
 from automap_launch.plan.file import check_plan, load_plan, save_plan
 from automap_launch.plan.layout import Layout
 from automap_launch.plan.plan import Plan
@@ -230,8 +230,6 @@ class Workflow:
             self.terminal.note("micro-batches take batch statistics of their own: search.allow_local_batch_stats")
         if self.config.mode == "plan":
             self.terminal.show(blocks(model.program))
-            for reason in why_whole(model.program):
-                self.terminal.note(reason)
         alone = model.estimate(Decision(data=1, model=1))
         if alone.fits and alone.step_seconds < plan.predicted.step_seconds:
             self.terminal.note(

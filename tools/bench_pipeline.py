@@ -36,15 +36,16 @@ import numpy as np  # noqa: E402
 from automap_launch.plan.layout import Layout  # noqa: E402
 from automap_launch.program.batch_analysis import State  # noqa: E402
 from automap_launch.runtime.accumulation import AccumulatedStep  # noqa: E402
+from automap_launch.runtime.build import Execution, build_executable  # noqa: E402
 from automap_launch.runtime.executable import Executable  # noqa: E402
 from automap_launch.runtime.mesh import make_mesh  # noqa: E402
 from automap_launch.runtime.pipeline import PipelineExecutable  # noqa: E402
 from automap_launch.runtime.schedules import SCHEDULES, Edge, Order, Task, simulate  # noqa: E402
 from automap_launch.split.accumulate import accumulate  # noqa: E402
-from automap_launch.split.pipeline import MICRO, PartId, Pipeline, cut  # noqa: E402
+from automap_launch.split.pipeline import MICRO, PartId, Pipeline  # noqa: E402
 from automap_launch.split.step import read  # noqa: E402
 from automap_launch.units import format_bytes  # noqa: E402
-from tests.runtime.captured_by_hand import Captured, capture  # noqa: E402
+from tests.runtime.captured_by_hand import Captured, capture, step_of  # noqa: E402
 from tools import pipeline_peer  # noqa: E402
 from tools.paired_blocks import measure, median_interval  # noqa: E402
 
@@ -91,26 +92,10 @@ def captured_step(layers: int, width: int, rows: int) -> tuple[Captured, dict[st
 
 
 def pipeline_of(captured: Captured, stages: int, micro_batches: int, schedule: str) -> PipelineExecutable:
-    batch = {i: State("batch", 0) for i, a in enumerate(captured.arguments) if a.role == "batch"}
-    whole = read(captured.artifact, captured.arguments, captured.results, batch)
-    parts = cut(
-        whole.line,
-        whole.origin,
-        whole.analysis,
-        state=whole.state,
-        stages=stages,
-        pieces=micro_batches,
-        split_backward=schedule == "zero_bubble",
-    )
-    return PipelineExecutable(
-        parts,
-        captured.arguments,
-        captured.results,
-        _layout(captured),
-        schedule=schedule,
-        micro_batches=micro_batches,
-        devices=[[device] for device in jax.devices()[:stages]],
-    )
+    execution = Execution(stages, micro_batches, schedule)
+    made = build_executable(step_of(captured), _layout(captured), execution, devices=jax.devices()[:stages])
+    assert isinstance(made, PipelineExecutable)
+    return made
 
 
 def _layout(captured: Captured) -> Layout:

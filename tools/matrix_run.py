@@ -21,8 +21,8 @@ from automap_launch.program.analyse import analyse
 from automap_launch.program.program import Program
 from automap_launch.runtime import accumulation, pipeline_parts, sections
 from automap_launch.runtime.build import Execution, build_executable
-from automap_launch.train_step import StepIdentity, TrainStep
 from tests import equality
+from tests.runtime.captured_by_hand import step_of
 from tests.split.models import Model, flat_run
 from tools.matrix_cells import BY_POSITION, PLANS, Cell, Precision, Sabotage
 
@@ -109,14 +109,7 @@ def _of_rows(model: Model) -> Model:
 def _run(model: Model, cell: Cell) -> dict[str, np.ndarray]:
     plan = PLANS[cell.plan]
     captured = model.capture(donated=True)
-    step = TrainStep(
-        identity=StepIdentity("step", None),
-        frontend="jax",
-        arguments=captured.arguments,
-        results=captured.results,
-        modules={"cpu": captured.artifact},
-        fingerprint="",
-    )
+    step = step_of(captured)
     program = analyse(step)
     layout = derive_layout(program, Decision(plan.data, plan.model, _on_the_model_axis(program, plan.model)))
     execution = Execution(plan.stages, plan.micro_batches, plan.schedule)

@@ -16,7 +16,8 @@ class Execution:
 
     Attributes:
       stages, micro_batches, schedule: as in `Plan`. local_statistics: `allow_local_batch_stats`.
-      blocks: for each stage, its first and its last block of `Program.blocks`; empty: cut where it is best.
+      blocks: for each stage, its first and its last block of `Program.blocks`; empty: as much work
+        each as can be.
       max_blocks: `search.max_blocks` with which the blocks were made.
       devices: for each stage, indices into the devices of the launch; empty: consecutive ones.
 

@@ -15,8 +15,9 @@ from automap_launch.plan.cost import CostModel, Estimate
 from automap_launch.plan.decision import STORAGES, Decision
 from automap_launch.plan.pins import Pins
 from automap_launch.plan.plan import GroupChoice, Plan
-from automap_launch.plan.sharding import shardable_groups, why_not_cut
+from automap_launch.plan.sharding import in_words, shardable_groups
 from automap_launch.plan.timeline import in_flight
+from automap_launch.program.divide import why_undivided
 from automap_launch.program.program import Group, Program
 from automap_launch.units import format_bytes, format_seconds
 
@@ -77,29 +78,27 @@ def decisions_left(pins: Pins, program: Program) -> str:
     return f"decisions left: {'; '.join(parts)}"
 
 
-def why_whole(program: Program) -> list[str]:
-    """Why the step can only run as a whole, in one stage and one micro-batch; nothing where it can be cut."""
+def left_out(program: Program) -> list[str]:
+    """What a search leaves out as the step cannot be cut that way, and why, with the user's line."""
     analysis = program.batch_analysis
-    if analysis is None or not analysis.refusals:
-        why = why_not_cut(program, stages=1)
-        reasons = [] if why is None else [why]
-    else:
-        reasons = [
-            f"{refusal.reason} (search.allow_local_batch_stats=true lets each micro-batch take its own)"
-            if refusal.local_statistics
-            else refusal.reason
-            for refusal in analysis.refusals
-        ]
-    return [f"why this step cannot be cut into micro-batches or stages: {reason}" for reason in reasons]
+    if analysis is not None and analysis.refusals:
+        return [f"left out, micro-batches and stages: {in_words(refusal)}" for refusal in analysis.refusals]
+    for stages, what in ((1, "micro-batches and stages"), (2, "stages")):
+        refusal = why_undivided(program, stages)
+        if refusal is not None:
+            return [f"left out, {what}: {in_words(refusal)}"]
+    return []
 
 
 def candidates(plan: Plan, decision: Decision, model: CostModel) -> Table:
-    """Predicted step time and memory of the plan and of each baseline, and their time by data parallelism's."""
-    table = plain_table(
-        f"Plans for {model.cluster.describe()}, predicted",
-        f"this plan: found by {plan.origin.searcher}; vs DP below 1: faster than pure data parallelism\n"
+    """Predicted step time and memory of the plan and of each baseline, and their time by data parallelism's; what the
+    search left out."""
+    caption = [
+        f"this plan: found by {plan.origin.searcher}; vs DP below 1: faster than pure data parallelism",
         "pp: stages, dp: data, tp: model, mb: micro-batches; the rest of a pipeline's step is waiting (bubble)",
-    )
+        *left_out(model.program),
+    ]
+    table = plain_table(f"Plans for {model.cluster.describe()}, predicted", "\n".join(caption))
     for name in ("plan", "mesh", "ZeRO"):
         table.add_column(name, no_wrap=True)
     for name in ("step", "compute", "comm.", "memory", "fits", "vs DP"):

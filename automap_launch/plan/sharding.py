@@ -14,6 +14,8 @@ from collections.abc import Mapping
 
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.layout import Spec
+from automap_launch.program.batch_analysis import Refusal
+from automap_launch.program.divide import why_undivided
 from automap_launch.program.program import Program
 
 DATA, MODEL = "data", "model"
@@ -118,40 +120,14 @@ def why_invalid(program: Program, decision: Decision, shardable: frozenset[int] 
 
 
 def why_not_cut(program: Program, stages: int, parts: int = 1) -> str | None:
-    """Why a step cannot run in several stages or micro-batches, or None when it can.
+    """`why_undivided` in words, with what the user may do about it; None when the step can be cut."""
+    refusal = why_undivided(program, stages, parts)
+    return None if refusal is None else in_words(refusal)
 
-    Args:
-      stages: 1 for a single stage that accumulates gradients.
-      parts: equal parts of the batch, on devices of their own or one after the other (data x micro-batches).
-    """
-    analysis = program.batch_analysis
-    if program.step.has_callbacks:
-        return (
-            "the step calls back into Python (jax.debug.print, io_callback), so it runs as a whole, in one stage and "
-            "one micro-batch"
-        )
-    if analysis is None:
-        return "it was not analysed how the step runs in micro-batches"
-    if analysis.refusals:
-        first, more = analysis.refusals[0], len(analysis.refusals) - 1
-        also = f" (and {more} more reason{'s'[: more > 1]})" if more else ""
-        hint = (
-            "; search.allow_local_batch_stats=true lets each micro-batch take its own" if first.local_statistics else ""
-        )
-        return f"{first.reason}{also}{hint}"
-    if analysis.local_values and stages > 1:
-        return (
-            "where micro-batches take statistics of their own (search.allow_local_batch_stats), the step runs in one "
-            "stage"
-        )
-    if stages > max(1, len(program.blocks)):
-        return f"the step has {len(program.blocks)} blocks to make stages of"
-    if analysis.max_micro_batches % parts:
-        return (
-            f"the batch would be cut into {parts} equal parts (data x micro-batches), which does not divide the "
-            f"{analysis.max_micro_batches} that it can be cut into"
-        )
-    return None
+
+def in_words(refusal: Refusal) -> str:
+    """A reason and what the user may do about it."""
+    return refusal.reason if refusal.hint is None else f"{refusal.reason}; {refusal.hint}"
 
 
 def _sizes(sizes: tuple[int, ...]) -> str:

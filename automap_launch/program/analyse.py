@@ -8,11 +8,11 @@ from dataclasses import replace
 from automap_launch.errors import CaptureError
 from automap_launch.program.batch import batch_arguments, batch_class
 from automap_launch.program.blocks import MAX_BLOCKS, find_blocks
+from automap_launch.program.divide import arrays_of_state, best_way, calls_back
 from automap_launch.program.flatten import flatten
 from automap_launch.program.flops import flops_of, is_fusable
 from automap_launch.program.graph import Graph, Node, where
 from automap_launch.program.linkage import Linkage, link
-from automap_launch.program.micro_batches import best_way
 from automap_launch.program.mlir import read_module
 from automap_launch.program.ownership import Owners
 from automap_launch.program.parts import split_parts
@@ -44,7 +44,8 @@ def analyse(
     """
     if platform not in step.modules:
         raise CaptureError(f"the step was lowered for {', '.join(step.platforms)}, not for {platform}")
-    graph = flatten(read_module(step.modules[platform]), step.sources)
+    module = read_module(step.modules[platform])
+    graph = flatten(module, step.sources)
     for what, got, expected in (
         ("arguments", len(graph.arguments), len(step.arguments)),
         ("results", len(graph.results), len(step.results)),
@@ -63,7 +64,10 @@ def analyse(
     has_batch = [batch is not None and batch in dims for dims in linkage.classes]
     parts = split_parts(graph, step, has_batch)
     ways = batch_arguments(graph, linkage, batch, step.arguments)
-    batch_analysis = best_way(graph, ways, _arrays_of_state(graph, step), local_statistics)
+    state = arrays_of_state(graph, [k for k, argument in enumerate(step.arguments) if argument.role == "state"])
+    batch_analysis = best_way(graph, module, ways, state, sources=step.sources, local_statistics=local_statistics)
+    if step.has_callbacks:
+        batch_analysis = replace(batch_analysis, refusals=(calls_back(graph),), max_micro_batches=1)
     groups, number = _groups(graph, linkage, step, parts.parameters, batch, tie_layers)
     read_batch = [k for k, argument in enumerate(step.arguments) if argument.role == "batch"]
     blocks, homes = find_blocks(graph, parts, Owners(graph, step, parts), read_batch, max_blocks)
@@ -97,15 +101,6 @@ def analyse(
         blocks=blocks,
         homes=homes,
     )
-
-
-def _arrays_of_state(graph: Graph, step: TrainStep) -> list[int]:
-    """Parameters and optimizer state: what a prologue must not read. Counters and PRNG keys it may."""
-    return [
-        k
-        for k, (argument, value) in enumerate(zip(step.arguments, graph.arguments, strict=True))
-        if argument.role == "state" and graph.values[value].is_float and graph.values[value].size > 1
-    ]
 
 
 def _unknown(node: Node) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from automap_launch.errors import PlanError
 from automap_launch.train_step import SourceLine
 
 StateKind = Literal["none", "batch", "partial", "local", "full"]
@@ -76,6 +77,31 @@ class Refusal:
     source: SourceLine | None = None
     local_statistics: bool = False
 
+    @property
+    def hint(self) -> str | None:
+        """What the user may do about it."""
+        if self.local_statistics:
+            return "search.allow_local_batch_stats=true lets each micro-batch take its own"
+        return None
+
+    @property
+    def error(self) -> PlanError:
+        """The error that a plan ends with which asks for it all the same."""
+        return PlanError(
+            self.reason,
+            hint=self.hint,
+            file=self.source.file if self.source else None,
+            line=self.source.line if self.source else None,
+        )
+
+
+class IndivisibleError(Exception):
+    """A step cannot be written as a straight line, which is what parts are cut from."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.reason)
+        self.refusal = refusal
+
 
 @dataclass(frozen=True)
 class BatchAnalysis:
@@ -102,6 +128,7 @@ class BatchAnalysis:
         value (their 1/B is in the module); `accumulated` may list them as well.
       max_micro_batches: the number of micro-batches must divide it (the parts must be equal); 1 where refused.
       refusals: why not more than one; empty where it may.
+      one_stage: why the step cannot be cut into stages although it can run in micro-batches.
     """
 
     arguments: Mapping[int, State]
@@ -116,6 +143,7 @@ class BatchAnalysis:
     local_values: tuple[int, ...] = ()
     max_micro_batches: int = 1
     refusals: tuple[Refusal, ...] = ()
+    one_stage: Refusal | None = None
 
 
 @dataclass(frozen=True)

@@ -173,6 +173,23 @@ def _report(
         local_values=tuple(sorted(v for v in choices.local if found.states[v].kind == "partial")),
         max_micro_batches=1 if refusals else math.gcd(*sizes),
         refusals=refusals,
+        one_stage=_one_stage(graph, found, choices),
+    )
+
+
+def _one_stage(graph: Graph, found: Propagation, choices: Choices) -> Refusal | None:
+    """Why stages are refused: micro-batches that take statistics of their own are not told to other stages."""
+    own = (v for v in sorted(choices.local) if found.states[v].kind == "partial")
+    value = next(own, None)
+    if value is None:
+        return None
+    node = next(node for node in graph.nodes if value in node.results)
+    return Refusal(
+        f"where micro-batches take statistics of their own{where(node.source)} (search.allow_local_batch_stats), the "
+        "step runs in one stage",
+        "statistic",
+        node.name,
+        node.source,
     )
 
 
@@ -290,16 +307,3 @@ def _refusal(graph: Graph, k: int, why: Why, found: Propagation, resolver: _Reso
         node.source,
         local_statistics=all(found.states[v].kind == "partial" and found.states[v].reduction == "add" for v in origins),
     )
-
-
-def best_way(
-    graph: Graph, ways: Iterable[Mapping[int, State]], trained: Collection[int], local_statistics: bool = False
-) -> BatchAnalysis:
-    """The analysis of the first way to cut the arguments that is not refused; of the first of all where each is."""
-    first: BatchAnalysis | None = None
-    for batch in ways:
-        found = analyse_batch(graph, batch, trained, local_statistics)
-        if not found.refusals:
-            return found
-        first = first or found
-    return first or analyse_batch(graph, {}, trained, local_statistics)

@@ -10,12 +10,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from automap_launch.program.graph import Graph
 from automap_launch.program.program import Part
 from automap_launch.program.union_find import UnionFind
 from automap_launch.train_step import TrainStep
+
+Lead = Literal["all", "some", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,8 @@ def split_parts(graph: Graph, step: TrainStep, has_batch: list[bool]) -> Parts:
             parts[k] = "constant"
     parameters = _parameters(graph, step, parts, inner, has_batch)
     gradients = _gradients(graph, step, parts, inner, parameters)
-    for k, forward in _forward(graph, inner, gradients).items():
-        parts[k] = "forward" if forward else "backward"
+    for k, lead in leading(graph, inner, gradients).items():
+        parts[k] = "backward" if lead == "some" else "forward"
     return Parts(parts, parameters)
 
 
@@ -145,8 +149,11 @@ def _gradients(
     return [v for k in inner for v in graph.nodes[k].results if v in wanted and v not in read]
 
 
-def _forward(graph: Graph, inner: list[int], gradients: list[int]) -> dict[int, bool]:
-    """Whether an inner node is forward: it leads to all gradients of its connected part of the step, or to none."""
+def leading(graph: Graph, inner: Sequence[int], gradients: Collection[int]) -> dict[int, Lead]:
+    """To which gradients each of a step's inner nodes leads, of those of its connected part of the step.
+
+    A node that makes a gradient leads to some at most.
+    """
     producer = {v: place for place, k in enumerate(inner) for v in graph.nodes[k].results}
     connected = UnionFind(len(inner))
     for place, k in enumerate(inner):
@@ -169,8 +176,8 @@ def _forward(graph: Graph, inner: list[int], gradients: list[int]) -> dict[int, 
         home = connected.find(place)
         every[home] = every.get(home, 0) | mask
     ends = set(gradients)
-    return {
-        k: not reached[place]
-        or (reached[place] == every[connected.find(place)] and ends.isdisjoint(graph.nodes[k].results))
-        for place, k in enumerate(inner)
-    }
+    found: dict[int, Lead] = {}
+    for place, k in enumerate(inner):
+        all_ = reached[place] == every[connected.find(place)] and ends.isdisjoint(graph.nodes[k].results)
+        found[k] = "none" if not reached[place] else "all" if all_ else "some"
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from automap_launch.errors import PlanError
+from automap_launch.program.batch_analysis import IndivisibleError, Refusal, RefusalKind
 from automap_launch.program.graph import Graph, Node, where
 from automap_launch.program.mlir import Module, RawOp, Region
 from automap_launch.program.program import Value
@@ -55,7 +55,8 @@ def unroll(module: Module, sources: Sequence[SourceLine | None] = ()) -> Line:
       module: as `read_module` reads it. sources: line of its k-th operation; ignored if of another length.
 
     Raises:
-      PlanError: the step is too long to be unrolled.
+      IndivisibleError: the step is too long to be unrolled, or computes something that must not run where a case does
+        not choose it.
     """
     if len(sources) != module.operations:
         sources = ()
@@ -147,10 +148,11 @@ class _Unroller:
 
     def append(self, node: Node, position: int | None, place: _Place) -> None:
         if len(self.graph.nodes) >= MAX_NODES:
-            raise PlanError(
-                f"the step has more than {MAX_NODES:,} operations once its loops are unrolled{where(node.source)}: "
-                "it can run in one stage and one micro-batch only"
+            reason = (
+                f"the step has more than {MAX_NODES:,} operations once its loops are unrolled{where(node.source)}: too "
+                "many to cut it into parts"
             )
+            raise IndivisibleError(Refusal(reason, "loop", node.name, node.source))
         self.graph.nodes.append(node)
         self.line.positions.append(position)
         self.line.rounds.append(place.round)
@@ -293,23 +295,22 @@ def _may_all_run(nodes: Sequence[Node], results: Sequence[int]) -> None:
     """Checks that it does no harm to compute all branches of a case.
 
     Raises:
-      PlanError: a branch might never end where it is not chosen, or does something besides computing.
+      IndivisibleError: a branch might never end where it is not chosen, or does something besides computing.
     """
     read = {*results, *(v for node in nodes for v in node.operands)}
     for node in nodes:
+        kind: RefusalKind
         if node.name == "while":
-            what = "has a loop that runs as long as its data want"
+            kind, what = "loop", "has a loop that runs as long as its data want"
         elif node.name == "custom_call" and read.isdisjoint(node.results):
-            what = "calls something whose result it does not read"
+            kind, what = "opaque", "calls something whose result it does not read"
         else:
             continue
-        raise PlanError(
-            f"a branch of lax.cond or lax.switch {what}{where(node.source)}: split, the step would run it also where "
-            "it is not chosen",
-            hint="pin search.pin.stages=1 search.pin.micro_batches=1",
-            file=node.source.file if node.source else None,
-            line=node.source.line if node.source else None,
+        reason = (
+            f"a branch of lax.cond or lax.switch {what}{where(node.source)}: in parts, the step would run it even "
+            "where it is not chosen"
         )
+        raise IndivisibleError(Refusal(reason, kind, node.name, node.source))
 
 
 def prune(line: Line) -> Line:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import jax
 
-from automap_launch.errors import PlanError
+from automap_launch.plan.baselines import even_cuts
 from automap_launch.plan.execution import Execution
 from automap_launch.plan.layout import Layout
 from automap_launch.plan.sharding import DATA
 from automap_launch.program.analyse import analyse
+from automap_launch.program.divide import why_undivided
 from automap_launch.program.flatten import flatten
 from automap_launch.program.mlir import read_module
 from automap_launch.program.program import Program
@@ -52,11 +54,11 @@ def build_executable(
       step: the signature at hand; the captured one, or another batch size.
       layout: shardings over the mesh of one stage.
       platform: of the module to run. devices: of the launch; default: all.
-      traced: a step that calls back into Python, as a traceable function; then `step`'s modules are not read.
+      traced: a step that calls back into Python, as a traceable function: run in the place of `step`'s module.
       materialize: creates deferred values in given shardings.
 
     Raises:
-      PlanError: the step cannot be cut exactly; it names the user's line and why.
+      PlanError: the step cannot be cut as the plan says, of which `program.divide` knows when the plan is made.
       ValueError: there are not as many devices as the plan has.
     """
     chosen = list(jax.devices() if devices is None else devices)
@@ -64,12 +66,10 @@ def build_executable(
         function = traced or step.modules[platform]
         mesh = make_mesh(layout.mesh, chosen)
         return Executable(function, step.arguments, step.results, layout, mesh, materialize=materialize)
-    if traced is not None or step.has_callbacks:
-        raise PlanError(
-            "the step calls back into Python (jax.debug.print, io_callback): it runs in one stage and one micro-batch",
-            hint="remove the callback, or pin search.pin.stages=1 search.pin.micro_batches=1",
-        )
     program = analyse(step, platform, execution.local_statistics, execution.max_blocks)
+    refusal = why_undivided(program, execution.stages)
+    if refusal is not None:
+        raise refusal.error
     batch = program.batch_analysis.arguments if program.batch_analysis else {}
     whole = read(
         step.modules[platform],
@@ -125,16 +125,18 @@ def divide(largest: int, micro_batches: int, data: int) -> tuple[int, int]:
     raise AssertionError("one piece always divides")
 
 
-def _wanted(program: Program, execution: Execution, platform: str) -> Callable[[Line], dict[int, int] | None]:
-    """Stages of a line's operations as the plan's blocks have them; None where it leaves the cuts open."""
-    if not execution.blocks:
-        return lambda _: None
+def _wanted(program: Program, execution: Execution, platform: str) -> Callable[[Line], dict[int, int]]:
+    """Stages of a line's operations as the plan's blocks have them."""
     flat = flatten(read_module(program.step.modules[platform]), program.step.sources)
+    spans = _spans(program, execution)
+    return lambda line: stages_wanted(line, flat, program.blocks, spans)
 
-    def wanted(line: Line) -> dict[int, int]:
-        try:
-            return stages_wanted(line, flat, program.blocks, execution.blocks)
-        except ValueError as error:
-            raise PlanError(f"the plan's stages are not this step's: {error}") from error
 
-    return wanted
+def _spans(program: Program, execution: Execution) -> Sequence[tuple[int, int]]:
+    """First and last block of each stage; with as much work each as can be where the plan leaves that open, and where
+    this signature of the step has other blocks than the one that the plan is for."""
+    if execution.blocks and execution.blocks[-1][1] == len(program.blocks) - 1:
+        return execution.blocks
+    work = [block.flops + block.backward_flops for block in program.blocks]
+    bounds = (0, *even_cuts(work, execution.stages), len(work))
+    return [(first, end - 1) for first, end in pairwise(bounds)]

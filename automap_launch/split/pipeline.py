@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from automap_launch.errors import PlanError
 from automap_launch.program.batch_analysis import BatchAnalysis
 from automap_launch.program.graph import Graph
 from automap_launch.program.unroll import Line
@@ -74,39 +73,36 @@ def cut(
     state: State,
     stages: int,
     pieces: int,
+    wanted: Mapping[int, int],
     split_backward: bool = False,
-    wanted: Mapping[int, int] | None = None,
 ) -> Pipeline:
     """Cuts a step that `analysis` finds divisible.
 
     Args:
       state: the step's state among arguments and results.
       pieces: into how many equal parts the batch is cut: micro-batches times replicas.
-      split_backward: put what no other stage waits for into parts of their own (`weight`).
       wanted: see `assign`.
+      split_backward: put what no other stage waits for into parts of their own (`weight`).
 
     Raises:
-      PlanError: it has fewer forward operations than stages, or takes statistics of each micro-batch by itself.
+      PlanError: it takes statistics of each micro-batch by itself (`BatchAnalysis.one_stage`).
     """
-    if analysis.local_values:
-        raise PlanError(
-            "a step whose micro-batches take their own statistics (search.allow_local_batch_stats) runs in one stage",
-            hint="pin search.pin.stages=1",
-        )
+    if analysis.one_stage:
+        raise analysis.one_stage.error
     analysis, assignment = assigned(line, analysis, state, stages, wanted)
     emitter = Emitter(line, origin, analysis, pieces)
     return _Cutter(emitter, state, assignment, split_backward).cut()
 
 
 def assigned(
-    line: Line, analysis: BatchAnalysis, state: State, stages: int, wanted: Mapping[int, int] | None = None
+    line: Line, analysis: BatchAnalysis, state: State, stages: int, wanted: Mapping[int, int]
 ) -> tuple[BatchAnalysis, Assignment]:
     """Stages of all operations, and the analysis with its sums handed over where the stages allow it."""
     analysis = hand_over_early(line.graph, analysis)
-    assignment = assign(line.graph, analysis, state, stages, wanted=wanted)
+    assignment = assign(line.graph, analysis, state, stages, wanted)
     if assignment.joined:
         analysis = hand_over_early(line.graph, analysis, assignment.joined)
-        assignment = assign(line.graph, analysis, state, stages, wanted=wanted)
+        assignment = assign(line.graph, analysis, state, stages, wanted)
     return analysis, assignment
 
 

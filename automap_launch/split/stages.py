@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Literal
 
-from automap_launch.errors import PlanError
 from automap_launch.program.batch_analysis import BatchAnalysis
 from automap_launch.program.flops import flops_of
 from automap_launch.program.graph import Graph, Node
+from automap_launch.program.parts import leading
 from automap_launch.program.union_find import UnionFind
 
 Phase = Literal["forward", "backward", "weight", "update"]
-
-# How far a cut may lie from the place that balances the stages, as a share of one stage, to cut where few bytes cross.
-_SLACK = 0.4
-# A value that the backward pass would not have kept costs more than one that it keeps anyway.
-_NEW_RESIDUAL = 10
 
 
 @dataclass(frozen=True)
@@ -58,8 +53,7 @@ def assign(
     analysis: BatchAnalysis,
     state: State,
     stages: int,
-    *,
-    wanted: Mapping[int, int] | None = None,
+    wanted: Mapping[int, int],
 ) -> Assignment:
     """Assigns a step to stages.
 
@@ -70,11 +64,8 @@ def assign(
     Args:
       graph, analysis: of the step, straight-line; sums handed over early (`boundary.py`).
       stages: how many.
-      wanted: stages of forward operations (others have no say), as a plan has them; an operation may have to go to a
-        later one, as it cannot run before its operands. None: cut so that the stages are balanced and few bytes cross.
-
-    Raises:
-      PlanError: the forward part has fewer operations than stages.
+      wanted: stages of forward operations (others have no say), as a plan has them (`blocks.py`); an operation may
+        have to go to a later one, as it cannot run before its operands.
     """
     return _Assigner(graph, analysis, state, stages).run(wanted)
 
@@ -94,15 +85,14 @@ class _Assigner:
         self.micro_set = set(self.micro)
         self.depends = self._depends_on_state()
         self.component = self._components()
-        self.layers: dict[int, tuple[int, int]] | None = None
 
-    def run(self, wanted: Mapping[int, int] | None) -> Assignment:
+    def run(self, wanted: Mapping[int, int]) -> Assignment:
         forward, metric = self._parts()
         self.uses = [0] * len(self.state.arguments)  # for each state argument, the stages whose forward part reads it
         self.available = [self.all] * len(self.graph.values)  # for each value, the stages that have it
         self.place: dict[int, tuple[Phase, int]] = {}
-        shares = self._forward(forward, self._balanced(forward) if wanted is None else self._as_wanted(forward, wanted))
-        self._backward(set(forward), metric)
+        shares = self._forward(forward, self._as_wanted(forward, wanted))
+        self._backward(set(forward), metric, wanted)
         joined = self._joined()
         owner_of = self._owners()
         rounds = self._update(owner_of)
@@ -160,28 +150,9 @@ class _Assigner:
                     trained |= self.depends[v]
         components = {self.component.find(v) for bit, v in enumerate(self.state.arguments) if trained >> bit & 1}
         gradients = [v for v in sorted(self.sums) if self.component.find(v) in components]
-        full = (1 << len(gradients)) - 1
-        reach = [0] * len(self.graph.values)
-        for bit, v in enumerate(gradients):
-            reach[v] = 1 << bit
-        forward, metric = [], set()
-        for k in reversed(self.micro):
-            node = self.graph.nodes[k]
-            led = 0
-            for v in node.results:
-                led |= reach[v]
-            for v in node.operands:
-                reach[v] |= led
-            if full and led == full:
-                forward.append(k)
-            elif not led:
-                metric.add(k)
-        forward.reverse()
-        if len(forward) < self.stages:
-            raise PlanError(
-                f"the step has {len(forward)} forward operations that lead to all gradients: "
-                f"it cannot be cut into {self.stages} stages"
-            )
+        leads = leading(self.graph, self.micro, gradients)
+        forward = [k for k in self.micro if leads[k] == "all"]
+        metric = {k for k in self.micro if leads[k] == "none"}
         return forward, metric
 
     # Forward
@@ -200,7 +171,7 @@ class _Assigner:
                     self.available[v] |= 1 << stage
             for v in node.results:
                 self.available[v] = 1 << stage
-        return tuple(share / sum(shares) for share in shares)
+        return tuple(share / max(1, sum(shares)) for share in shares)
 
     def _as_wanted(self, forward: list[int], wanted: Mapping[int, int]) -> dict[int, int]:
         stage_of: dict[int, int] = {}
@@ -215,90 +186,11 @@ class _Assigner:
                 stage_of[k] = min(stage_of[r] for r in readers[k])
         return stage_of
 
-    def _balanced(self, forward: list[int]) -> dict[int, int]:
-        order = self._order(forward)
-        place = {k: p for p, k in enumerate(order)}
-        cuts = self._cuts(order, place, [max(1, flops_of(self.graph, self.graph.nodes[k])) for k in order])
-        return {k: sum(place[k] >= cut for cut in cuts) for k in order}
-
-    def _order(self, forward: list[int]) -> list[int]:
-        """Forward operations by the earliest time at which they could end; what depends on data alone (a mask, the
-        labels one-hot) as late as it is read."""
-        inside = set(forward)
-        ends = [0.0] * len(self.graph.values)
-        trained = [bool(d) for d in self.depends]
-        readers: dict[int, list[int]] = defaultdict(list)
-        for k in forward:
-            node = self.graph.nodes[k]
-            start = max((ends[v] for v in node.operands if self.made_by.get(v) in inside), default=0.0)
-            late = any(trained[v] for v in node.operands)
-            for v in node.results:
-                ends[v] = start + max(1, flops_of(self.graph, node))
-                trained[v] = late
-            for v in node.operands:
-                readers[v].append(k)
-        for k in reversed(forward):
-            node = self.graph.nodes[k]
-            if not trained[node.results[0]]:
-                reading = [ends[self.graph.nodes[r].results[0]] for v in node.results for r in readers[v]]
-                for v in node.results:
-                    ends[v] = min(reading, default=ends[v])
-        return sorted(forward, key=lambda k: (ends[self.graph.nodes[k].results[0]], k))
-
-    def _cuts(self, order: list[int], place: dict[int, int], cost: list[int]) -> list[int]:
-        """Where each later stage begins: near the balanced place, where the fewest bytes cross."""
-        done = list(accumulate(cost))
-        crossing = self._crossing(order, place)
-        cuts: list[int] = []
-        for stage in range(1, self.stages):
-            target, slack = done[-1] * stage / self.stages, done[-1] / self.stages * _SLACK
-            after = cuts[-1] + 1 if cuts else 1
-            before = len(order) - (self.stages - stage) + 1
-            near = [p for p in range(after, before) if abs(done[p - 1] - target) <= slack]
-            near = self._between_layers(order, stage, after, before) or near
-            if not near:
-                near = [min(range(after, before), key=lambda p: abs(done[p - 1] - target))]
-            cuts.append(min(near, key=lambda p: (crossing[p], round(abs(done[p - 1] - target) / done[-1] * 50), -p)))
-        return cuts
-
-    def _between_layers(self, order: list[int], stage: int, after: int, before: int) -> list[int]:
-        """Places that give each stage equally many of the layers that are stacked in one array; none where there are
-        no such layers, or other than a multiple of the stages."""
-        if self.layers is None:
-            self.layers = layers_read(self.graph, self.state.arguments, [v.kind == "none" for v in self.states])
-        lengths = {length for _, length in self.layers.values()}
-        if len(lengths) != 1 or min(lengths) % self.stages:
-            return []
-        bound = min(lengths) // self.stages * stage
-        read = [
-            (p, self.layers[v][0])
-            for p, k in enumerate(order)
-            for v in self.graph.nodes[k].operands
-            if v in self.layers
-        ]
-        first = max((p + 1 for p, layer in read if layer < bound), default=after)
-        last = min((p for p, layer in read if layer >= bound), default=before - 1)
-        return list(range(max(first, after), min(last, before - 1) + 1))
-
-    def _crossing(self, order: list[int], place: dict[int, int]) -> list[int]:
-        """For each place in the order, bytes that a cut before it would send on."""
-        kept = {v for k in self.micro for v in self.graph.nodes[k].operands if k not in place}
-        last: dict[int, int] = {}
-        for k in order:
-            for v in self.graph.nodes[k].operands:
-                if self.made_by.get(v) in place:
-                    last[v] = max(last.get(v, 0), place[k])
-        changes = [0] * (len(order) + 2)
-        for v, end in last.items():
-            weight = self.graph.values[v].bytes * (1 if v in kept else 1 + _NEW_RESIDUAL)
-            changes[place[self.made_by[v]] + 1] += weight
-            changes[end + 1] -= weight
-        return list(accumulate(changes))
-
     # Backward
 
-    def _backward(self, forward: set[int], metric: set[int]) -> None:
-        """Each backward operation runs on the last stage, not after those of its operands, that has what it reads."""
+    def _backward(self, forward: set[int], metric: set[int], wanted: Mapping[int, int]) -> None:
+        """Each backward operation runs on the last stage, not after those of its operands, that has what it reads; what
+        is for metrics alone as the plan has it, not before its operands."""
         latest: list[int | None] = [None] * len(self.graph.values)  # stage of a backward value
         waiting: list[int] = []
         for k in self.micro:
@@ -309,7 +201,7 @@ class _Assigner:
             if not stages and k in metric:
                 made = [self.place[m][1] for v in node.operands if (m := self.made_by.get(v)) in self.place]
                 phase: Phase = "forward"
-                stage = max(made, default=self.stages - 1)
+                stage = max([*made, *([wanted[k]] if k in wanted else [])], default=self.stages - 1)
             elif not stages and node.name == "optimization_barrier":
                 # Of a rematerialised layer: it runs where the layer does, which its readers will tell.
                 self.available[node.results[0]] = self.available[node.operands[0]]
@@ -404,22 +296,6 @@ class _Assigner:
             before = [m for v in node.operands if (m := self.made_by.get(v)) in inside]
             rounds[k] = max((rounds[m] + (self.place[m][1] != stage) for m in before), default=0)
         return rounds
-
-
-def layers_read(graph: Graph, stacks: Sequence[int], independent: Sequence[bool]) -> dict[int, tuple[int, int]]:
-    """For values that are made of one layer of stacked state alone: which layer, of how many."""
-    found: dict[int, tuple[int, int]] = {}
-    arguments = set(stacks)
-    for node in graph.nodes:
-        if not node.results or not independent[node.results[0]]:
-            continue
-        if node.name == "slice" and node.operands[0] in arguments:
-            layer = one_layer(graph, node)
-            if layer is not None:
-                found[node.results[0]] = (layer, graph.shape(node.operands[0])[0])
-        elif (layers := {found[v] for v in node.operands if v in found}) and len(layers) == 1:
-            found.update(dict.fromkeys(node.results, layers.pop()))
-    return found
 
 
 def one_layer(graph: Graph, node: Node) -> int | None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from automap_launch.errors import PlanError
 from automap_launch.program import batch_analysis
-from automap_launch.program.batch_analysis import BatchAnalysis
+from automap_launch.program.batch_analysis import BatchAnalysis, IndivisibleError
+from automap_launch.program.divide import arrays_of_state
 from automap_launch.program.graph import Graph
 from automap_launch.program.micro_batches import analyse_batch
 from automap_launch.program.mlir import read_module
@@ -55,9 +55,12 @@ def read(
       local_statistics: allow each micro-batch statistics of its own.
 
     Raises:
-      PlanError: the step cannot be cut exactly; it says where in the user's code and why.
+      PlanError: the step cannot be cut exactly (`program.divide` says so in advance).
     """
-    line = unroll(read_module(artifact), sources)
+    try:
+        line = unroll(read_module(artifact), sources)
+    except IndivisibleError as error:
+        raise error.refusal.error from error
     graph = line.graph
     replaced = [(r.replaces, k) for k, r in enumerate(results) if r.replaces is not None]
     state = State(
@@ -72,7 +75,7 @@ def by_stage(
     step: SplitStep,
     results: tuple[Result, ...],
     stages: int,
-    wanted: Callable[[Line], Mapping[int, int] | None] = lambda _: None,
+    wanted: Callable[[Line], Mapping[int, int]],
 ) -> SplitStep:
     """The step with state that is stacked over layers cut into each stage's layers, where it can be.
 
@@ -128,19 +131,7 @@ def _places(chunks: tuple[int, ...]) -> list[range]:
 def _analysed(
     graph: Graph, batch: Mapping[int, batch_analysis.State], state: Sequence[int], local_statistics: bool
 ) -> BatchAnalysis:
-    arrays = [
-        i for i in state if graph.values[graph.arguments[i]].is_float and graph.values[graph.arguments[i]].size > 1
-    ]
-    analysis = analyse_batch(graph, batch, arrays, local_statistics)
+    analysis = analyse_batch(graph, batch, arrays_of_state(graph, state), local_statistics)
     if analysis.refusals:
-        first = analysis.refusals[0]
-        hint = None
-        if first.local_statistics:
-            hint = "search.allow_local_batch_stats=true lets each micro-batch use its own"
-        raise PlanError(
-            f"the step cannot run in micro-batches: {first.reason}",
-            hint=hint,
-            file=first.source.file if first.source else None,
-            line=first.source.line if first.source else None,
-        )
+        raise analysis.refusals[0].error
     return analysis

@@ -68,7 +68,7 @@ def test_pipelines_put_together_by_hand_are_what_is_estimated(language_model, st
         seconds = StageSeconds(*(row[name] for name in names), np.array([transfer]))
         assert estimate.step_seconds == pytest.approx(step_seconds(schedule, m, seconds)[0])
         assert estimate.step_seconds == pytest.approx(estimate.compute + estimate.communication + estimate.bubble)
-        memory = [runs.fixed[s] + n * runs.residuals[s] + runs.working[s] for s, n in zip(spans, flying, strict=True)]
+        memory = [runs.memory(n)[s] for s, n in zip(spans, flying, strict=True)]
         assert estimate.memory.total == pytest.approx(max(memory), abs=4)
 
 
@@ -208,11 +208,10 @@ def test_what_cannot_be_cut_is_refused_with_the_reason():
     for program, message in cases:
         with pytest.raises(ValueError, match=message):
             CostModel(program, cluster()).estimate(Decision(1, 1, micro_batches=2))
-    called_back = replace(two_blocks(), step=replace(two_blocks().step, has_callbacks=True))
-    with pytest.raises(ValueError, match="calls back into Python"):
-        CostModel(called_back, cluster()).estimate(Decision(1, 1, cuts=(1,), schedule="1f1b"))
-    with pytest.raises(ValueError, match=r"take statistics of their own .* one stage"):
-        CostModel(two_blocks(local_values=(5,)), cluster()).estimate(Decision(1, 1, cuts=(1,), schedule="1f1b"))
+    own = two_blocks(one_stage=Refusal("statistics of their own at train.py:9", "statistic"))
+    with pytest.raises(ValueError, match=r"stages=2 micro_batches=1: statistics of their own at train\.py:9"):
+        CostModel(own, cluster()).estimate(Decision(1, 1, cuts=(1,), schedule="1f1b"))
+    assert CostModel(own, cluster()).estimate(Decision(1, 1, micro_batches=2)).fits
     model = CostModel(two_blocks(), cluster())
     with pytest.raises(ValueError, match="needs 16 devices, the cluster has 8"):
         model.estimate(Decision(8, 1, cuts=(1,), schedule="1f1b"))

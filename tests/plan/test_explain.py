@@ -12,13 +12,13 @@ from rich.console import Console
 from automap_launch.plan.build import build_plan
 from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
-from automap_launch.plan.explain import blocks, decisions_left, describe_mesh, explain, why_whole
+from automap_launch.plan.explain import blocks, decisions_left, describe_mesh, explain, left_out
 from automap_launch.plan.pins import Pins
 from automap_launch.plan.plan import Origin
 from automap_launch.program.batch_analysis import Refusal
 from automap_launch.search.config import PinConfig
 from automap_launch.units import format_seconds
-from tests.plan.programs import Builder, cluster, two_blocks, two_layers
+from tests.plan.programs import HIDDEN, IN, OUT, Builder, cluster, two_blocks, two_layers
 
 
 def shown(decision, program=None, width=100, **kwargs):
@@ -139,7 +139,8 @@ def test_the_parts_of_a_pipelines_step_add_up():
         assert sum(breakdown.compute.values()) == pytest.approx(estimate.compute)
         assert sum(use.seconds for use in breakdown.collectives) == pytest.approx(estimate.communication)
     whole = model.breakdown(Decision(4, 1)).flops
-    assert model.breakdown(Decision(4, 1, micro_batches=4)).flops == pytest.approx(whole)
+    additions = 4 * (IN * HIDDEN + HIDDEN * OUT)  # each micro-batch's gradients, to the sums so far
+    assert model.breakdown(Decision(4, 1, micro_batches=4)).flops == pytest.approx(whole + additions)
 
 
 def test_blocks_and_the_decisions_left():
@@ -153,11 +154,15 @@ def test_blocks_and_the_decisions_left():
     assert "3 of 4 groups" in text
 
 
-def test_why_a_step_stays_whole():
-    assert why_whole(two_blocks()) == []
+def test_what_a_search_leaves_out_and_why():
+    assert left_out(two_blocks()) == []
     statistic = Refusal(
         "the mean of the batch at train.py:9 is used for each example", "statistic", local_statistics=True
     )
-    (reason,) = why_whole(two_blocks(refusals=(statistic,)))
-    assert "train.py:9" in reason
+    refused = two_blocks(refusals=(statistic,))
+    (reason,) = left_out(refused)
+    assert reason.startswith("left out, micro-batches and stages: the mean of the batch at train.py:9")
     assert "search.allow_local_batch_stats=true" in reason
+    assert "train.py:9" in shown(Decision(8, 1), refused)[0]
+    own = Refusal("where micro-batches take statistics of their own at train.py:9", "statistic")
+    assert left_out(two_blocks(one_stage=own)) == [f"left out, stages: {own.reason}"]

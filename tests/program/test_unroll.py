@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from automap_launch.errors import PlanError
 from automap_launch.program import unroll as module
+from automap_launch.program.batch_analysis import IndivisibleError
 from automap_launch.program.mlir import read_module
 from automap_launch.program.unroll import Line, unroll
 from automap_launch.split.emit import Emitter
 from automap_launch.split.mlir import Origin
+from tests.program.conftest import make_step
 from tests.runtime.captured_by_hand import capture
 from tests.split.sections import all_independent, evaluate
 
@@ -93,9 +94,12 @@ def test_a_branch_that_may_not_run_where_it_is_not_chosen_is_refused() -> None:
 
     x = np.ones(3, "f")
     for branch, what in ((endless, "a loop that runs as long as its data"), (printed, "whose result it does not read")):
-        with pytest.raises(PlanError, match=what) as refused:
-            line_of(lambda flag, x, branch=branch: jax.lax.cond(flag, branch, lambda y: y, x), np.bool_(True), x)
-        assert "search.pin.stages=1" in str(refused.value.hint)
+        step = make_step(
+            lambda flag, x, branch=branch: jax.lax.cond(flag, branch, lambda y: y, x), (), np.bool_(True), x
+        )
+        with pytest.raises(IndivisibleError, match=what + r".* at step\.py:\d+") as refused:
+            unroll(read_module(step.modules["cpu"]), step.sources)
+        assert refused.value.refusal.source is not None
 
 
 def test_a_call_whose_result_nobody_reads_is_kept() -> None:
@@ -123,5 +127,5 @@ def test_integers_wrap_as_on_the_device() -> None:
 
 def test_a_step_that_is_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_NODES", 10)
-    with pytest.raises(PlanError, match="more than 10 operations"):
+    with pytest.raises(IndivisibleError, match="more than 10 operations"):
         line_of(lambda x: jax.lax.fori_loop(0, 20, lambda i, c: jnp.sin(c), x), np.ones(3, "f"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,27 +16,17 @@ from automap_launch.runtime.build import Execution, build_executable, divide
 from automap_launch.runtime.executable import Executable
 from automap_launch.runtime.pipeline import PipelineExecutable
 from automap_launch.runtime.stacks import StackedPipeline
-from automap_launch.train_step import StepIdentity, TrainStep
 from tests.runtime import captured_by_hand, device_checks
 from tests.runtime.accumulation_checks import compare, sharded, train
 from tests.split.models import Model, clipped, lm, mlp
 
 
-def step_of(captured: Any) -> TrainStep:
-    return TrainStep(
-        identity=StepIdentity("step", None),
-        frontend="jax",
-        arguments=captured.arguments,
-        results=captured.results,
-        modules={"cpu": captured.artifact},
-        fingerprint="",
-    )
-
-
 def build(model: Model, axes: dict[str, int], execution: Execution, devices: int = 8) -> tuple[Any, Any]:
     captured = model.capture()
     layout = captured_by_hand.layout(captured, axes, sharded)
-    return captured, build_executable(step_of(captured), layout, execution, devices=jax.devices()[:devices])
+    return captured, build_executable(
+        captured_by_hand.step_of(captured), layout, execution, devices=jax.devices()[:devices]
+    )
 
 
 def check_every_way_to_run_equals_the_plain_step() -> None:
@@ -66,7 +57,7 @@ def check_a_batch_that_does_not_divide_is_cut_otherwise() -> None:
     ):
         captured = last.capture()
         whole = captured_by_hand.layout(captured, axes, lambda a: sharded(a) if a.role == "state" else ())
-        executable = build_executable(step_of(captured), whole, execution)
+        executable = build_executable(captured_by_hand.step_of(captured), whole, execution)
         report = compare(last, train(last, captured, executable))
         assert report.equal, f"{execution}: {report}"
 
@@ -92,15 +83,15 @@ def check_layers_stacked_in_one_array_lie_on_their_stages() -> None:
 
 
 def check_layers_that_do_not_divide_lie_in_chunks_on_some_stages() -> None:
-    """Two layers on four stages: half a layer a stage, each layer's state whole on the first stage that reads it."""
-    model = lm(layers=2, scan=True, optimizer=optax.adafactor(1e-2, min_dim_size_to_factor=8))
+    """Three layers on four stages: one stage has no layer, each layer's state lies on the stage that has the layer."""
+    model = lm(layers=3, scan=True, optimizer=optax.adafactor(1e-2, min_dim_size_to_factor=8))
     captured, executable = build(model, {"data": 1, "model": 1}, Execution(4, 4, "1f1b"), devices=4)
     assert isinstance(executable, StackedPipeline)
     report = compare(model, train(model, captured, executable))
     assert report.equal, str(report)
     placed = executable.place(captured.leaves)
     for argument, array in zip(captured.arguments, placed, strict=True):
-        if "layers" in argument.path and argument.shape[0] == 2:
+        if "layers" in argument.path and argument.shape[0] == 3:
             assert array.sharding.spec[0] == "stage"
             assert array.sharding.shard_shape(array.shape)[0] == 1
 
@@ -145,8 +136,9 @@ def check_what_cannot_be_cut_is_refused() -> None:
     assert "allow_local_batch_stats" in str(refused.value.hint)
     captured, _ = build(mlp(layers=2), {"data": 8, "model": 1}, Execution())
     layout = captured_by_hand.layout(captured, {"data": 2, "model": 1}, sharded)
+    called_back = replace(captured_by_hand.step_of(captured), has_callbacks=True)
     with pytest.raises(PlanError, match="calls back into Python"):
-        build_executable(step_of(captured), layout, Execution(stages=4), traced=captured.flat)
+        build_executable(called_back, layout, Execution(stages=4), traced=captured.flat)
 
 
 if __name__ == "__main__":

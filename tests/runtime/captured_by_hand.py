@@ -10,7 +10,7 @@ import jax
 from jax.extend.mlir import serialize_portable_artifact
 
 from automap_launch.plan.layout import Layout, Spec
-from automap_launch.train_step import Argument, Result
+from automap_launch.train_step import Argument, Result, StepIdentity, TrainStep
 
 STABLEHLO_VERSION = "1.0.0"
 
@@ -56,6 +56,18 @@ def capture(step: Callable[..., Any], *args: Any, states: int = 1, donated: bool
     module = lowered.compiler_ir("stablehlo")
     artifact = serialize_portable_artifact(module.operation.get_asm(enable_debug_info=True), STABLEHLO_VERSION)
     return Captured(artifact, arguments, results, leaves, jax.tree.structure(out), flat)
+
+
+def step_of(captured: Captured) -> TrainStep:
+    """What a front end makes of it."""
+    return TrainStep(
+        identity=StepIdentity("step", None),
+        frontend="jax",
+        arguments=captured.arguments,
+        results=captured.results,
+        modules={"cpu": captured.artifact},
+        fingerprint="",
+    )
 
 
 def layout(

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from automap_launch.plan.execution import Execution
 from automap_launch.plan.layout import Spec
-from automap_launch.program.batch_analysis import State
 from automap_launch.runtime import pipeline_parts
+from automap_launch.runtime.build import build_executable
 from automap_launch.runtime.pipeline import PipelineExecutable
-from automap_launch.split.pipeline import cut
-from automap_launch.split.step import read
 from automap_launch.train_step import Argument
 from tests import equality
 from tests.runtime import captured_by_hand, device_checks
@@ -32,28 +31,14 @@ def build(
     schedule: str = "1f1b",
     donated: bool = False,
     storage: Any = sharded,
-) -> tuple[Any, PipelineExecutable]:
+) -> tuple[Any, Any]:
     captured = model.capture(donated)
-    batch = {i: State("batch", 0) for i, a in enumerate(captured.arguments) if a.role == "batch"}
-    whole = read(captured.artifact, captured.arguments, captured.results, batch)
-    parts = cut(
-        whole.line,
-        whole.origin,
-        whole.analysis,
-        state=whole.state,
-        stages=stages,
-        pieces=data * micro_batches,
-        split_backward=schedule == "zero_bubble",
-    )
     width = data * tensor
-    executable = PipelineExecutable(
-        parts,
-        captured.arguments,
-        captured.results,
+    executable = build_executable(
+        captured_by_hand.step_of(captured),
         captured_by_hand.layout(captured, {"data": data, "model": tensor}, storage, sharded),
-        schedule=schedule,
-        micro_batches=micro_batches,
-        devices=[jax.devices()[s * width : (s + 1) * width] for s in range(stages)],
+        Execution(stages, micro_batches, schedule),
+        devices=jax.devices()[: stages * width],
     )
     return captured, executable
 

@@ -6,33 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from automap_launch.program.analyse import analyse
-from automap_launch.program.flatten import flatten
-from automap_launch.program.mlir import read_module
 from automap_launch.program.program import Program
-from automap_launch.split.blocks import stages_wanted
 from automap_launch.split.pipeline import assigned
 from automap_launch.split.stages import Assignment
-from automap_launch.split.step import SplitStep, by_stage, read
-from automap_launch.train_step import StepIdentity, TrainStep
+from automap_launch.split.step import SplitStep, by_stage
 from tests.runtime.captured_by_hand import Captured
-from tests.split.models import Model, lm, mlp
-
-
-def analysed(model: Model) -> tuple[Captured, Program, SplitStep]:
-    captured = model.capture()
-    step = TrainStep(
-        StepIdentity("step", None), "jax", captured.arguments, captured.results, {"cpu": captured.artifact}, ""
-    )
-    program = analyse(step)
-    assert program.batch_analysis is not None
-    whole = read(captured.artifact, captured.arguments, captured.results, program.batch_analysis.arguments)
-    return captured, program, whole
+from tests.split.models import lm, mlp
+from tests.split.sections import analysed, stages_of
 
 
 def assignment(program: Program, whole: SplitStep, spans: list[tuple[int, int]]) -> tuple[dict[int, int], Assignment]:
-    flat = flatten(read_module(program.step.modules["cpu"]))
-    wanted = stages_wanted(whole.line, flat, program.blocks, spans)
+    wanted = stages_of(program, whole.line, spans)
     return wanted, assigned(whole.line, whole.analysis, whole.state, len(spans), wanted)[1]
 
 
@@ -58,8 +42,7 @@ def test_iterations_of_a_loop_go_to_the_stages_of_their_blocks() -> None:
     loops = {b: [span for span in block.loops if span[2] - span[1]] for b, block in enumerate(program.blocks)}
     cut = next(b for b, spans in loops.items() if any(start == 2 for _, start, _ in spans))
     spans = [(0, cut - 1), (cut, len(program.blocks) - 1)]
-    flat = flatten(read_module(program.step.modules["cpu"]))
-    chunked = by_stage(whole, captured.results, 2, lambda line: stages_wanted(line, flat, program.blocks, spans))
+    chunked = by_stage(whole, captured.results, 2, lambda line: stages_of(program, line, spans))
     stacked = {a.path: n for a, n in zip(captured.arguments, chunked.chunks, strict=True)}
     assert stacked["0/params/layers/up"] == 2
     assert stacked["0/opt/0/mu/layers/up"] == 2
@@ -68,8 +51,10 @@ def test_iterations_of_a_loop_go_to_the_stages_of_their_blocks() -> None:
 
 def test_rows_of_one_parameter_whose_gradient_is_made_as_a_whole_stay_together() -> None:
     """Two rows of a parameter are read on two stages, but are no layers of a scan: its gradient is one tensor."""
-    captured, _, whole = analysed(lm(layers=2))
-    found = by_stage(whole, captured.results, 4)
+    captured, program, whole = analysed(lm(layers=2))
+    last = len(program.blocks) - 1
+    spans = [(0, 0), (1, last - 2), (last - 1, last - 1), (last, last)]
+    found = by_stage(whole, captured.results, 4, lambda line: stages_of(program, line, spans))
     assert set(found.chunks) == {1}
 
 

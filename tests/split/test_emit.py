@@ -16,7 +16,7 @@ from automap_launch.split.pipeline import PartId, cut
 from automap_launch.split.step import SplitStep, read
 from tests.runtime.captured_by_hand import capture
 from tests.split.models import mlp
-from tests.split.sections import evaluate
+from tests.split.sections import analysed, evaluate, stages_of
 
 
 def split(step: Any, *args: Any, states: int = 1) -> tuple[SplitStep, Any]:
@@ -83,10 +83,10 @@ def test_gradients_are_handed_over_before_the_optimizer_scales_them() -> None:
 
 
 def test_equal_layers_of_different_stages_have_equal_modules() -> None:
-    captured = mlp(layers=6, inputs=32, classes=32, width=32).capture()
-    batch = {i: State("batch", 0) for i, a in enumerate(captured.arguments) if a.role == "batch"}
-    found = read(captured.artifact, captured.arguments, captured.results, batch)
-    pipeline = cut(found.line, found.origin, found.analysis, state=found.state, stages=3, pieces=4)
+    _, program, found = analysed(mlp(layers=6, inputs=32, classes=32, width=32))
+    assert len(program.blocks) == 7
+    wanted = stages_of(program, found.line, [(0, 1), (2, 3), (4, 6)])
+    pipeline = cut(found.line, found.origin, found.analysis, state=found.state, stages=3, pieces=4, wanted=wanted)
     forward = [pipeline.sections[PartId("forward", s)] for s in range(2)]
     assert forward[0].artifact == forward[1].artifact
     assert forward[0].inputs != forward[1].inputs
