@@ -209,28 +209,43 @@ def _with_the_stage_before(pipelines: _Pipelines, paths: SchedulePaths) -> Array
 
 def _queues(pipelines: _Pipelines) -> Array:
     """Where all forward tasks precede all backward ones, micro-batches queue for the slowest stage or message on the
-    way there, and then for the slowest on the way back; the last stage does both tasks at once, on the way back."""
+    way there, and then for the slowest on the way back; the last stage does both tasks at once, on the way back.
+
+    The way there begins with stage 0 or with the run, the way back ends with one of them or with the last stage.
+    """
     p, (ahead, behind) = pipelines, pipelines.waits
     rounds = p.micro_batches - 1
-    slowest_sent = p.sent[:-1, 1:-1].min(axis=1).max(initial=0.0)  # of some stage, wherever it ends
-    there, back = np.empty(p.shape), np.empty(p.shape)
-    for stage in range(p.stages):
-        # Of the stages before it, and of those after it, one takes no less than their mean.
-        mean_there, mean_back = p.up[:-1, None] / max(stage, 1), p.down[:-1, None] / max(stage, 1)
-        if stage == p.stages - 1:
-            there[stage], back[stage] = mean_there, np.maximum(p.forward + p.backward, mean_back)
-            continue
-        sent = np.maximum(p.sent[stage], slowest_sent)
-        there[stage] = np.maximum(np.maximum(p.forward, mean_there), sent)
-        mean_after = (p.down[-1] - p.down) / (p.stages - 1 - stage)
-        back[stage] = np.maximum(np.maximum(p.backward, mean_back), np.maximum(mean_after, sent))
-    there[-1], back[-1] = np.maximum(there[-1], slowest_sent), np.maximum(back[-1], slowest_sent)
+    sent = _slowest_sent(p.sent)
     before, after = p.at_the_end
     forward, backward, _ = p.last_block
-    last = np.full(p.shape, p.micro_batches * (forward + backward) - forward)
-    last[-1] = p.micro_batches * (p.forward + p.backward) - p.forward
-    one_way = ahead + behind
-    there = p.first + p.up[-1] + one_way + rounds * there
-    back = p.down[-1] + one_way + rounds * back + p.final
-    found: Array = np.maximum(np.maximum(there + back, before + forward + back), there + last + after)
+    found = np.empty(p.shape)
+    for stage in range(p.stages):
+        # Of the stages before it, and of those after it, one takes no less than their mean.
+        mean = np.stack([p.up, p.down])[:, :-1, None] / max(stage, 1)
+        own_there, own_back = p.forward, p.backward
+        if stage == p.stages - 1:
+            own_there, own_back = np.zeros_like(p.forward), p.forward + p.backward
+        else:
+            mean_after = (p.down[-1] - p.down) / (p.stages - 1 - stage)
+            own_there = np.maximum(own_there, np.maximum(p.sent[stage], sent[stage]))
+            own_back = np.maximum(np.maximum(own_back, mean_after), np.maximum(p.sent[stage], sent[stage]))
+        on_the_way = ahead[stage] + behind[stage]
+        there = p.up[-1] - p.up[:-1, None] + behind[stage] + rounds * own_there + p.runs.before
+        slowest = np.maximum(np.maximum(own_there, mean[0]), sent[0])
+        there = np.maximum(there, p.first + p.up[-1] + on_the_way + rounds * slowest)
+        there = np.maximum(there, before + forward)
+        back = p.down[-1] - p.down[:-1, None] + behind[stage] + rounds * own_back + p.runs.after
+        slowest = np.maximum(np.maximum(own_back, mean[1]), sent[0])
+        back = np.maximum(back, p.down[-1] + on_the_way + rounds * slowest + p.final)
+        back = np.maximum(back, rounds * (forward + backward) + backward + after)
+        found[stage] = there + back
+    return found
+
+
+def _slowest_sent(sent: Array) -> Array:
+    """float64[stages]: of the messages of each stage and those after it, the slowest one's seconds at least, wherever
+    the stages end. Args: sent: of `sent_seconds`."""
+    least = sent[:, 1:-1].min(axis=1, initial=np.inf)
+    least[-1] = 0.0
+    found: Array = np.maximum.accumulate(least[::-1])[::-1]
     return found
