@@ -21,10 +21,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from automap_launch.plan.block_costs import ROUNDED_BYTES, BlockCosts, RunCosts, crosses_hosts
+from automap_launch.plan.block_costs import ROUNDED_BYTES, BlockCosts, RunCosts
 from automap_launch.plan.decision import Schedule
 from automap_launch.plan.timeline import in_flight
-from automap_launch.search.critical_paths import least_seconds_of_runs
+from automap_launch.search.critical_paths import least_seconds_of_runs, sent_seconds
 
 Array = npt.NDArray[np.float64]
 
@@ -140,23 +140,30 @@ class CutProgram:
         return seconds
 
 
-def bounds_of(costs: BlockCosts, stages: int, schedule: Schedule, memory_limit: float) -> Bounds:
-    """The bounds of all runs of a case."""
-    runs = costs.every_run()
+def fitting_runs(
+    costs: BlockCosts, runs: RunCosts, stages: int, schedule: Schedule, memory_limit: float
+) -> npt.NDArray[np.bool_]:
+    """bool[stages, blocks, blocks + 1]: whether a run can be a stage and fits. Args: runs: `costs.every_run()`."""
     start, end = np.indices((costs.blocks, costs.blocks + 1))
-    flying = np.array(in_flight(schedule, stages, costs.micro_batches))[:, None, None]
     # A stage leaves a block for each of those before and after it.
     number = np.arange(stages)[:, None, None]
     possible = (end > start) & (start >= number) & (costs.blocks - end >= stages - 1 - number)
     possible &= (number > 0) | (start == 0)
     possible &= (number < stages - 1) | (end == costs.blocks)
-    possible &= runs.memory(flying) <= memory_limit + ROUNDED_BYTES
-    runs = RunCosts(**{f.name: np.where(end > start, getattr(runs, f.name), 0.0) for f in fields(RunCosts)})
+    flying = np.array(in_flight(schedule, stages, costs.micro_batches))[:, None, None]
+    fits: npt.NDArray[np.bool_] = possible & (runs.memory(flying) <= memory_limit)
+    return fits
+
+
+def bounds_of(costs: BlockCosts, stages: int, schedule: Schedule, memory_limit: float) -> Bounds:
+    """The bounds of all runs of a case."""
+    runs = costs.every_run()
+    possible = fitting_runs(costs, runs, stages, schedule, memory_limit + ROUNDED_BYTES)
+    some = np.isfinite(runs.forward)
+    runs = RunCosts(**{f.name: np.where(some, getattr(runs, f.name), 0.0) for f in fields(RunCosts)})
     own = least_seconds_of_runs(costs, runs, stages, schedule)
     total = runs.forward + runs.backward + runs.weight
-    sent = np.zeros((stages, 1, costs.blocks + 1))  # of the message after a run, by stage and end
-    for stage in range(stages - 1):
-        sent[stage, 0, 1:] = costs.transfer_seconds(crosses_hosts(costs.cluster, costs.devices, stage))
+    sent = sent_seconds(costs, stages)[:, None]
     way = runs.forward + sent if schedule == "zero_bubble" else total + 2 * sent
     return Bounds(np.where(possible, own, np.inf), costs.micro_batches * total, way)
 
