@@ -4,6 +4,8 @@ Every tensor is sharded as its groups say. From that follows, for each axis:
 - a contracted dim that is sharded leaves a partial sum, which is all-reduced on the spot (to a scattered result where
   the result itself is sharded over the axis);
 - a dim that the operation needs whole is gathered first;
+- a gathered tensor arrives with the gathered dim outermost: where that was not its first one, a product reads a copy
+  whose dims are in order;
 - where one operand is sharded and its partner cannot be, because the axis already shards another of its dims, the
   operand is gathered;
 - where the gradient of an embedding is sharded by rows over the model axis and stored by columns over the data axis
@@ -48,12 +50,13 @@ class Collective:
 
 @dataclass(frozen=True)
 class Case:
-    """Cost of one run of a row on one device: operations, bytes that cross its memory, collectives, and the matrix
-    product that it is, if it is one."""
+    """Cost of one run of a row on one device: operations, bytes that cross its memory, collectives, bytes that copies
+    which put dims in order move, and the matrix product that it is, if it is one."""
 
     flops: float
     bytes: float
     collectives: tuple[Collective, ...]
+    relaid: float = 0.0
     product: Product | None = None
 
 
@@ -76,20 +79,22 @@ class Pattern:
     """A row's `Case` on every mesh and number of micro-batches that divide the same dims.
 
     Attributes:
-      bytes: their sum.
+      bytes: their sum. relaid: likewise, what copies that put dims in order move besides.
       result: sharding of the first result. summed: axes over which contracted dims are divided.
     """
 
     flops: Quantity
     bytes: tuple[Quantity, ...]
     collectives: tuple[Wire, ...]
+    relaid: tuple[Quantity, ...] = ()
     result: Spec | None = None
     summed: tuple[str, ...] = ()
 
     def at(self, divided_by: Array) -> Case:
         """The case, its product apart. Args: divided_by: of `quantity.divisors`."""
-        moved = sum(quantity.at(divided_by) for quantity in self.bytes)
-        return Case(self.flops.at(divided_by), moved, tuple(wire.at(divided_by) for wire in self.collectives))
+        moved, relaid = (sum(q.at(divided_by) for q in quantities) for quantities in (self.bytes, self.relaid))
+        collectives = tuple(wire.at(divided_by) for wire in self.collectives)
+        return Case(self.flops.at(divided_by), moved, collectives, relaid)
 
     def product(self, micro: Row, mesh: Mapping[str, int]) -> Product | None:
         """The matrix product that one device computes. Args: micro: the row of one micro-batch."""
@@ -119,9 +124,9 @@ class _Sharded:
         tensor = self.whole[index]
         return self._part(index, self.rules.wire_bytes.get(tensor.dtype, tensor.item_bytes), without)
 
-    def local_bytes(self, index: int) -> Quantity:
-        """Bytes of a device's part of a tensor."""
-        return self._part(index, self.whole[index].item_bytes)
+    def local_bytes(self, index: int, without: str | None = None) -> Quantity:
+        """Bytes of a device's part of a tensor, as if `without` did not shard it."""
+        return self._part(index, self.whole[index].item_bytes, without)
 
     def _part(self, index: int, item_bytes: int, without: str | None = None) -> Quantity:
         tensor, spec = self.whole[index], self.specs[index]
@@ -171,13 +176,20 @@ def pattern_of(
     micro = micro_row(row, batch, micro_batches)
     state = _Sharded(row, micro, axes, mesh, rules)
     collectives: list[Wire] = []
+    relaid: list[Quantity] = []
     pending: list[str] = []
     divided = over(micro=micro.flops != row.flops)
     for axis in (DATA, MODEL):
         if mesh[axis] == 1:
             continue
         partial = _partial_over(state, axis)
-        collectives += _gathers(state, axis, partial)
+        gathered = _gathered(state, axis, partial)
+        collectives += [
+            Wire("all_gather", axis, state.wire_bytes(index, without=axis))
+            for index in sorted(gathered)
+            if row.name not in PRODUCTS or index not in row.again
+        ]
+        relaid += [moved for index in sorted(gathered) for moved in _relaid(state, index, axis)]
         if partial:
             pending.append(axis)
         if partial or any(axis in spec for spec in state.results):
@@ -189,6 +201,7 @@ def pattern_of(
         Quantity(row.flops, divided + shards),
         tuple(Quantity(moved.amount, moved.over + shards) for moved in _memory_bytes(state)),
         tuple(collectives),
+        tuple(relaid),
         state.results[0] if row.results else None,
         tuple(pending),
     )
@@ -213,8 +226,8 @@ def _partial_over(state: _Sharded, axis: str) -> bool:
     return {0, 1} <= {p for p, _ in sharded}
 
 
-def _gathers(state: _Sharded, axis: str, partial: bool) -> list[Wire]:
-    """What must be gathered over the axis before the row can run."""
+def _gathered(state: _Sharded, axis: str, partial: bool) -> set[int]:
+    """The tensors that must be whole over the axis before the row can run."""
     row = state.row
     gathered = {index for index, dim in row.whole if state.specs[index][dim] == axis}
     if row.name in PRODUCTS and len(state.operands) >= 2:
@@ -226,8 +239,17 @@ def _gathers(state: _Sharded, axis: str, partial: bool) -> list[Wire]:
             # The result is sharded as one of them is: the other one is gathered.
             kept = state.group_on(row.results[0], state.results[0], axis)
             gathered.add(1 if state.group_on(row.operands[0], state.operands[0], axis) == kept else 0)
-        gathered -= row.again
-    return [Wire("all_gather", axis, state.wire_bytes(index, without=axis)) for index in sorted(gathered)]
+    return gathered
+
+
+def _relaid(state: _Sharded, index: int, axis: str) -> tuple[Quantity, ...]:
+    """What the copy of a gathered operand of a product reads and writes."""
+    if state.row.name not in PRODUCTS or index >= len(state.operands):
+        return ()
+    before = state.whole[index].shape[: state.specs[index].index(axis)]
+    if math.prod(before) == 1:
+        return ()
+    return (state.local_bytes(index, without=axis),) * 2
 
 
 def _reductions(state: _Sharded, pending: list[str], scattered: bool) -> list[Wire]:

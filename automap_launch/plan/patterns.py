@@ -37,6 +37,7 @@ _ITEM = np.dtype(
         ("flops", "f8"),
         ("flops_over", "i8"),
         ("bytes", "f8", (DIVISORS,)),
+        ("relaid", "f8", (DIVISORS,)),
         ("rate", "f8"),
         ("overhead", "f8"),
         ("part", "i8"),
@@ -194,15 +195,15 @@ class PatternBook:
         """float64[items]: seconds of one run of each on a device, all devices being busy, its collectives apart."""
         items, speed = patterns.items, self.sets.speed
         flops = items["flops"] / site.divided_by[items["flops_over"]]
-        moved = items["bytes"] @ (1 / site.divided_by)
+        moved, relaid = (items[name] @ (1 / site.divided_by) for name in ("bytes", "relaid"))
         if not speed.measured:
-            return speed.roofline(flops, moved, items["rate"], items["overhead"])
+            return speed.roofline(flops, moved, relaid, items["rate"], items["overhead"])
         found = np.zeros(len(items))
         for k, own in enumerate(patterns.rows):
             if own is not None:
                 row, pattern = own
                 product = pattern.product(self._micro_row(row, site.micro_batches), site.mesh)
-                found[k] = speed.seconds(row, flops[k], moved[k], product)
+                found[k] = speed.seconds(row, flops[k], moved[k], product) + speed.copying(relaid[k])
         return found
 
     def _of_one(self, site: Site, column: int, axes: Mapping[int, str], storage: int) -> Patterns:
@@ -232,6 +233,8 @@ class PatternBook:
             item["flops"], item["flops_over"] = pattern.flops
             for quantity in pattern.bytes:
                 item["bytes"][quantity.over] += quantity.amount
+            for quantity in pattern.relaid:
+                item["relaid"][quantity.over] += quantity.amount
             item["rate"], item["overhead"] = speed.rate(row), speed.overhead(row)
             item["part"], item["phase"] = PARTS.index(row.part), PHASES.index(phase_of(row, self._batch))
             item["once"], item["count"] = row.once, row.count

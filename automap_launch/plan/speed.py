@@ -105,9 +105,18 @@ class Speed:
         """Seconds of a row on top of its work."""
         return self._curves.op_seconds if any(t.counted for t in row.results) else 0.0
 
-    def roofline(self, flops: Array, size: Array, rate: Array, overhead: Array) -> Array:
-        """Seconds of many runs where no curve says more. Args: as `seconds`, `rate` and `overhead` have them."""
-        return np.maximum(size / self._device.memory_bandwidth, flops / rate) + overhead
+    def roofline(self, flops: Array, size: Array, copied: Array, rate: Array, overhead: Array) -> Array:
+        """Seconds of many runs where no curve says more.
+
+        Args: as `seconds`, `copying`, `rate` and `overhead` have them.
+        """
+        bandwidth = self._device.memory_bandwidth
+        return np.maximum(size / bandwidth, flops / rate) + copied / bandwidth + overhead
+
+    def copying(self, size: float) -> float:
+        """Seconds of copies that put a tensor's dims in order, which read and write `size` bytes out of order: no
+        cache helps."""
+        return size / self._device.memory_bandwidth
 
     def seconds(self, row: Row, flops: float, size: float, product: Product | None) -> float:
         """Seconds of one run of a row, all devices being busy.

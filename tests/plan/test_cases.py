@@ -158,3 +158,17 @@ def test_a_tensor_is_gathered_for_the_first_product_that_reads_it():
     cut = dot(X, tensor((16, 32), (None, D)), Y, ((0, 1), (1, 0)))
     assert case_of(cut, {H: "model"}, MESH, CPU).collectives == (Collective("all_gather", "model", 4 * 64 * 16),)
     assert case_of(replace(cut, again=frozenset({0})), {H: "model"}, MESH, CPU).collectives == ()
+
+
+def test_a_product_reads_a_gathered_tensor_through_a_copy_unless_its_first_dim_was_gathered():
+    columns = case_of(dot(X, W, Y, ((0, 1), (1, 0))), {B: "data", H: "model"}, MESH, CPU)
+    assert columns.relaid == 0  # summed, not gathered
+    uncut = tensor((16, 32), (None, D))
+    first = case_of(dot(X, uncut, Y, ((0, 1), (1, 0))), {B: "data", H: "model"}, MESH, CPU)
+    assert first.collectives == (Collective("all_gather", "model", 4 * 64 * 16 / 4),)
+    assert first.relaid == 2 * 4 * 64 * 16 / 4
+    again = replace(dot(X, uncut, Y, ((0, 1), (1, 0))), again=frozenset({0}))
+    second = case_of(again, {B: "data", H: "model"}, MESH, CPU)
+    assert (second.collectives, second.relaid) == ((), first.relaid)
+    rows = dot(tensor((16, 64), (H, B)), uncut, Y, ((0, 0), (1, 0)))
+    assert case_of(rows, {B: "data", H: "model"}, MESH, CPU).relaid == 0

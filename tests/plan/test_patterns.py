@@ -53,6 +53,7 @@ def test_one_book_says_of_every_row_and_mesh_what_the_sharding_rules_say(languag
                     micro = micro_row(row, batch, micro_batches)
                     case = case_of(micro, axes, mesh, rules_of(where.platform), scattered=True)
                     expected = sets.speed.seconds(row, case.flops, case.bytes, case.product)
+                    expected += sets.speed.copying(case.relaid)
                     assert seconds[k] == pytest.approx(expected, rel=1e-12)
                     wires = patterns.wires[patterns.wires["item"] == k]
                     sizes = wires["size"] / site.divided_by[wires["over"]]
