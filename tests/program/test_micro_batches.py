@@ -10,7 +10,7 @@ import pytest
 
 from automap_launch.program.analyse import analyse
 from tests.program import micro_batches
-from tests.program.adversarial import CASES, Case, data, nll, params, sgd
+from tests.program.adversarial import CASES, Case, data, nll, params, sgd, step_of
 from tests.program.conftest import make_step
 from tests.program.micro_batches import run, run_in_micro_batches
 
@@ -18,8 +18,7 @@ BY_NAME = {case.name: case for case in CASES}
 
 
 def analysis_of(name, **options):
-    case = BY_NAME[name]
-    step = make_step(case.step, case.state, *case.batch)
+    step = step_of(BY_NAME[name])
     return step, analyse(step, **options).batch_analysis
 
 
@@ -29,7 +28,7 @@ def trained(step):
 
 @pytest.mark.parametrize("case", [pytest.param(c, id=c.name) for c in CASES])
 def test_exact_or_refused(case: Case):
-    step = make_step(case.step, case.state, *case.batch)
+    step = step_of(case)
     analysis = analyse(step).batch_analysis
     if case.refused is not None:
         assert case.refused in {refusal.kind for refusal in analysis.refusals}

@@ -63,13 +63,11 @@ def reshaped(source: tuple[int, ...], target: tuple[int, ...], state: State) -> 
     `before` and ends after it holds the cut.
     """
     before = math.prod(source[: state.dim]) * state.outer
-    passed = 1
-    for dim, size in enumerate(target):
-        if size > 1 and passed <= before < passed * size:
-            whole = before % passed == 0 and (passed * size) % before == 0
-            return batch(dim, before // passed) if whole else None
-        passed *= size
-    return None
+    starts = [math.prod(target[:dim]) for dim in range(len(target))]
+    dim = next((d for d, start in enumerate(starts) if start <= before < start * target[d]), None)
+    if dim is None or before % starts[dim] or starts[dim] * target[dim] % before:
+        return None
+    return batch(dim, before // starts[dim])
 
 
 @rule("slice")
