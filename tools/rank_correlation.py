@@ -4,8 +4,8 @@
     python tools/rank_correlation.py --measure 90         # again and again: each run adds rounds for so many seconds
     python tools/rank_correlation.py                      # writes the document from what was measured
 
-The plans are chosen by rule before anything is measured: every factorisation data x model of eight devices, with every
-storage level where there is a data axis, and with each of five sets of groups on the model axis. They are measured
+The plans are chosen by rule before anything is measured: every factorisation data x model of eight devices, with each
+of five sets of groups on the model axis, and with the first of them also at every storage level. They are measured
 in paired blocks, in a new random order every round, the first plan twice: what it differs from itself is the noise.
 Only its ratio to the first plan in the same round counts. What was measured and compiled is kept in
 `outputs/rank_correlation/`, so that measuring can be cut into slices for times when the machine is quiet.
@@ -70,11 +70,11 @@ Written by `python tools/rank_correlation.py` (its head says how). Eight virtual
 machine that `mode=calibrate` has measured: products by shape, memory traffic by size, collectives by kind, size and
 number of devices, each with all eight devices busy, because they share this machine's cores.
 
-Plans are chosen by rule before measuring: every factorisation data x model of 8 devices, every storage level where
-there is a data axis, and on the model axis *inner* dims (no two in one weight), the *stream* between layers, *every*
-parameter's dims, or the *largest* or *smallest* group but the stream. Each is measured in blocks of 3 steps in random
-order. Two plans whose measured times differ by less than a plan may differ from itself (the farther end of the 95 %
-interval of the median ratio between two runs of one plan) are tied.
+Plans are chosen by rule before measuring: every factorisation data x model of 8 devices, and on the model axis
+*inner* dims (no two in one weight), the *stream* between layers, *every* parameter's dims, or the *largest* or
+*smallest* group but the stream; pure data parallelism and *inner* dims also with every storage level. Each is measured
+in blocks of 3 steps in random order. Two plans whose measured times differ by less than a plan may differ from itself
+(the farther end of the 95 % interval of the median ratio between two runs of one plan) are tied.
 """
 
 
@@ -108,8 +108,8 @@ def plans(program: Program) -> dict[str, Decision]:
     found: dict[str, Decision] = {}
     stream = stream_group(program)
     for model in (n for n in range(1, DEVICES + 1) if DEVICES % n == 0):
-        for storage in STORAGES if model < DEVICES else ("none",):
-            for name, groups in group_sets(program, model, stream).items():
+        for number, (name, groups) in enumerate(group_sets(program, model, stream).items()):
+            for storage in STORAGES if number == 0 and model < DEVICES else ("none",):
                 decision = Decision(DEVICES // model, model, groups, storage)  # type: ignore[arg-type]
                 if why_invalid(program, decision) is None and decision not in found.values():
                     found[f"{describe_mesh(decision)}{name}"] = decision
