@@ -18,7 +18,7 @@ from automap_launch.search.config import SearchConfig
 from automap_launch.search.dqn_searcher import DQNSearcher
 from automap_launch.search.evaluator import EndReason, Evaluator, Limits, SearchEnd, SearchEvent
 from automap_launch.search.local_search import climb
-from automap_launch.search.oracle import Oracle
+from automap_launch.search.oracle import TOLERANCE, Oracle
 from automap_launch.search.searchers import (
     EpisodeEvent,
     HeuristicSearcher,
@@ -65,8 +65,8 @@ class SearchResult:
       agent: None when the search ended before the agent found a plan that fits, or had none.
       curve: every improvement, in order.
       ended: why the search ended.
-      proven_optimal: no plan of the space is better. lower_bound_step_seconds: what is proven of all plans otherwise;
-        None where nothing is.
+      proven_optimal: no plan of the space is faster by more than `oracle.TOLERANCE`. lower_bound_step_seconds: what is
+        proven of all plans otherwise; None where nothing is.
       space_size: the number of plans in the space (at most; see `PlanSpace.size`).
     """
 
@@ -91,7 +91,7 @@ class SearchResult:
         """What is known of the plan's quality, in words."""
         agent = f"; the agent's own best is {self.agent.gap:.1%} above it" if self.agent is not None else ""
         if self.proven_optimal:
-            return f"proven optimal among {float(self.space_size):.2g} plans{agent}"
+            return f"proven optimal to {TOLERANCE:.2%} among {float(self.space_size):.2g} plans{agent}"
         if self.gap is not None:
             return f"at most {self.gap:.1%} above the optimum; ended: {self.ended}{agent}"
         return f"ended: {self.ended}{agent}"
@@ -265,8 +265,10 @@ def _no_plan_fits(evaluator: Evaluator) -> NoPlanFitsError:
         f"{name} {format_bytes(getattr(memory, name))}"
         for name in ("parameters", "optimizer", "gradients", "activations")
     ]
+    proven = evaluator.remaining == 0 or math.isinf(evaluator.lower_bound)
+    none = f"none of all {float(evaluator.space.size):.2g} plans does" if proven else "none was found that does"
     return NoPlanFitsError(
-        f"no plan fits: of the {evaluator.evaluations} plans evaluated, the closest needs {memory.total} bytes "
+        f"no plan fits: {none}. Of the {evaluator.evaluations} plans evaluated, the closest needs {memory.total} bytes "
         f"({format_bytes(memory.total)}) a device, and a plan may use {int(limit)} bytes "
         f"({format_bytes(limit)}) there. It needs {', '.join(parts)}",
         hint="use more devices or a smaller batch, loosen search.pin, or raise search.memory_fraction",
