@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 from rich import box
@@ -13,6 +13,7 @@ from automap_launch.plan.baselines import baselines
 from automap_launch.plan.build import Flip, decision_of, flips_of
 from automap_launch.plan.cost import CostModel, Estimate
 from automap_launch.plan.decision import STORAGES, Decision
+from automap_launch.plan.names import common_root, some_names
 from automap_launch.plan.pins import Pins
 from automap_launch.plan.plan import GroupChoice, Plan
 from automap_launch.plan.sharding import in_words, shardable_groups
@@ -23,9 +24,6 @@ from automap_launch.units import format_bytes, format_seconds
 
 _BUSIEST = "of the stage that is busy longest"
 _AXES = {"data+model": "both"}
-# Of a parameter's path in the table of groups, and of how many there.
-_PATH_LENGTH = 19
-_PATHS = 2
 
 
 def explain(plan: Plan, model: CostModel) -> list[Table]:
@@ -39,21 +37,26 @@ def explain(plan: Plan, model: CostModel) -> list[Table]:
 
 def blocks(program: Program) -> Table:
     """The blocks of which stages are made: `search.pin.cuts` names the first blocks of the later stages."""
-    table = plain_table("Blocks, of which pipeline stages are made")
+    table = plain_table("Blocks, of which pipeline stages are made", "each of the blocks that share a row")
     table.add_column("block", justify="right", no_wrap=True)
     for name in ("forward", "backward", "parameters", "sent on"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("its parameters", no_wrap=True)
     work = max(1, sum(block.flops + block.backward_flops for block in program.blocks))
-    for number, block in enumerate(program.blocks):
-        table.add_row(
-            str(number),
+    root = _root(program)
+    rows = [
+        (
             f"{100 * block.flops / work:.1f} %",
             f"{100 * block.backward_flops / work:.1f} %",
             format_bytes(block.parameter_bytes),
             format_bytes(block.boundary_bytes),
-            _some([program.step.arguments[k].path for k in block.parameters]),
+            some_names([program.step.arguments[k].path for k in block.parameters], root),
         )
+        for block in program.blocks
+    ]
+    for row, alike in groupby(range(len(rows)), key=rows.__getitem__):
+        numbers = list(alike)
+        table.add_row(_range(numbers[0], numbers[-1]), *row)
     return table
 
 
@@ -138,6 +141,7 @@ def groups(plan: Plan, model: CostModel) -> Table:
     table.add_column("id", justify="right", no_wrap=True)
     for name in ("sizes", "axis", "parameters", "if flipped"):
         table.add_column(name, no_wrap=True)
+    root = _root(model.program)
     batch_first = sorted(plan.groups, key=lambda choice: choice.id != model.program.batch)
     for choice in [choice for choice in batch_first if choice not in hidden]:
         group = model.program.groups[choice.id]
@@ -145,7 +149,7 @@ def groups(plan: Plan, model: CostModel) -> Table:
             str(group.id),
             ", ".join(map(str, group.sizes[:2])) + (", …" if len(group.sizes) > 2 else ""),
             choice.axis or "-",
-            _what(group, choice),
+            _what(group, choice, root),
             "" if group.kind == "batch" else _if_flipped(flips.get(group.id), choice, plan.mesh.get("model", 1)),
             style=None if choice.axis else "dim",
         )
@@ -212,6 +216,10 @@ def describe_mesh(decision: Decision) -> str:
     return mesh if decision.storage == "none" else f"{mesh}, ZeRO: {decision.storage}"
 
 
+def _root(program: Program) -> str:
+    return common_root([program.step.arguments[k].path for k in program.parameters])
+
+
 def plain_table(title: str, caption: str | None = None) -> Table:
     """An empty table in the style of all of ours."""
     return Table(
@@ -252,19 +260,12 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"
 
 
-def _what(group: Group, choice: GroupChoice) -> str:
+def _what(group: Group, choice: GroupChoice, root: str) -> str:
     if group.kind == "batch":
         return "the batch"
     if not choice.members:
         return "activations"
-    return _some(choice.members)
-
-
-def _some(paths: Sequence[str]) -> str:
-    """The first few paths; layers' names are alike once they are shortened."""
-    names = list(dict.fromkeys(_shortened(path) for path in paths))[:_PATHS]
-    left = len(paths) - len(names)
-    return ", ".join(names) + (f" and {left} more" if left else "")
+    return some_names(choice.members, root)
 
 
 def _numbers(numbers: Sequence[int]) -> str:
@@ -277,17 +278,3 @@ def _if_flipped(flip: Flip | None, choice: GroupChoice, model: int) -> str:
     if flip:
         return f"{_times(flip.time)} time, {_times(flip.memory)} memory"
     return "the only one sharded" if choice.axis else f"does not divide by {model}"
-
-
-def _shortened(path: str) -> str:
-    """A path, its middle left out where it is long: `params/…/mlp/wi`."""
-    if len(path) <= _PATH_LENGTH:
-        return path
-    first, *rest = re.split("(?<=/)", path)
-    for start in range(1, len(rest)):
-        tail = "".join(rest[start:])
-        for short in (f"{first}…/{tail}", f"…/{tail}"):
-            if len(short) <= _PATH_LENGTH:
-                return short
-    half = (_PATH_LENGTH - 1) // 2
-    return f"{path[:half]}…{path[-half:]}"

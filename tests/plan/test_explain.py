@@ -54,7 +54,7 @@ def test_groups_with_sizes_parameters_axis_and_the_cost_of_deciding_otherwise():
     rows = [line for line in text.splitlines() if re.match(r" *\d", line)]
     assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
     assert "the batch" in rows[0]
-    assert rows[2].split()[:5] == ["2", "256", "model", "params/w1,", "params/w2"]
+    assert rows[2].split()[:5] == ["2", "256", "model", "w1,", "w2"]
     own, other = (model.estimate(d) for d in (decision, Decision(4, 2, frozenset({1}))))
     time, memory = other.step_seconds / own.step_seconds, other.memory.total / own.memory.total
     assert f"{time:.2f}x time, {memory:.2f}x memory" in rows[2]
@@ -62,7 +62,7 @@ def test_groups_with_sizes_parameters_axis_and_the_cost_of_deciding_otherwise():
 
 def test_without_its_only_group_the_axis_would_shard_nothing():
     text, _ = shown(Decision(4, 2, frozenset({2})))
-    row = next(line for line in text.splitlines() if "params/w1, params/w2" in line)
+    row = next(line for line in text.splitlines() if "w1, w2" in line)
     assert row.rstrip().endswith("the only one sharded")
 
 
@@ -96,7 +96,16 @@ def test_nothing_is_cut_off_or_folded_at_100_columns():
     narrow = [line.rstrip() for line in text.splitlines()]
     wide, _ = shown(Decision(16, 16, frozenset({inner}), "optimizer"), b.program(), 200, hosts=32, memory=2**17)
     assert narrow == [line.rstrip() for line in wide.splitlines()]
-    assert "…/attention/kernel, params/embedding and 11 more" in text
+    assert "encoder/blocks/*/attention/kernel and 1 more" in text
+
+
+def test_blocks_that_are_alike_share_a_row():
+    program = two_blocks()
+    first, last = program.blocks
+    console = Console(file=io.StringIO(), width=100)
+    console.print(blocks(replace(program, blocks=(first, first, first, last))))
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert [line[:5].strip() for line in lines if re.match(r" *\d", line)] == ["0 - 2", "3"]
 
 
 def test_shares_of_time_add_up():
@@ -148,7 +157,7 @@ def test_blocks_and_the_decisions_left():
     console = Console(file=io.StringIO(), width=100)
     console.print(blocks(program))
     rows = [line.split() for line in console.file.getvalue().splitlines()]
-    assert next(row for row in rows if row[:1] == ["1"])[-1] == "params/w2"
+    assert next(row for row in rows if row[:1] == ["1"])[-1] == "w2"
     text = decisions_left(Pins.resolve(PinConfig(data=4), program, cluster()), program)
     assert text.startswith("decisions left: stages 1, 2 of 2 blocks; micro-batches 1, 2, 4, 8, 16; mesh (2 ways)")
     assert "3 of 4 groups" in text
