@@ -17,7 +17,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,13 @@ from automap_launch.plan.compiled import CompiledCollective, CompiledModule  # n
 from automap_launch.plan.cost import CostModel  # noqa: E402
 from automap_launch.plan.decision import Decision, Storage  # noqa: E402
 from automap_launch.plan.derive import derive_layout  # noqa: E402
+from automap_launch.plan.execution import Execution  # noqa: E402
 from automap_launch.plan.explain import describe_mesh  # noqa: E402
 from automap_launch.plan.sharding import mesh_of, why_invalid  # noqa: E402
 from automap_launch.program.analyse import analyse  # noqa: E402
 from automap_launch.program.program import Program  # noqa: E402
+from automap_launch.runtime.build import build_executable  # noqa: E402
 from automap_launch.runtime.executable import Executable  # noqa: E402
-from automap_launch.runtime.mesh import make_mesh  # noqa: E402
 from automap_launch.train_step import Entry, TrainStep  # noqa: E402
 from automap_launch.units import format_bytes  # noqa: E402
 
@@ -49,6 +50,7 @@ DOCUMENT = ROOT / "docs" / "estimates.md"
 FOLDER = ROOT / "outputs" / "estimates"
 RECIPES = ("quickstart", "t5_tiny", "bert_tiny", "gpt2_tiny", "resnet_tiny", "vgg_tiny")
 DEVICES = 8
+MICRO_BATCHES = 2  # of the plans that accumulate gradients
 LIMITS = {"bytes": 0.15, "memory": 0.20, "flops": 0.05}
 # Kinds of collectives that carry less than this share of a plan's bytes are named, and judged by no limit.
 SMALL = 0.02
@@ -166,15 +168,21 @@ def plans(program: Program) -> Iterator[tuple[str, Decision]]:
         wanted += [("stream", model, frozenset({stream}), "none") for model in (8, 2)]
     wanted += [
         ("inner dims, ZeRO optimizer", 2, inner_groups(program, 2), "optimizer"),
+        ("inner dims, ZeRO optimizer", 4, inner_groups(program, 4), "optimizer"),
         ("inner dims, ZeRO state", 4, inner_groups(program, 4), "state"),
         ("every parameter", 2, frozenset(g for g in parameters if program.groups[g].divisor % 2 == 0), "none"),
     ]
     inner = [g for g in parameters if g != stream and program.groups[g].divisor % 8 == 0]
     wanted += [(f"group {g}", 8, frozenset({g}), "none") for g in dict.fromkeys([*inner[:1], *inner[-1:]])]
+    whole = [(name, Decision(DEVICES // model, model, groups, storage)) for name, model, groups, storage in wanted]
+    accumulated = [
+        (f"{name}, accumulated", replace(decision, micro_batches=MICRO_BATCHES))
+        for name, decision in whole
+        if name in ("data parallel", "ZeRO, optimizer") or (name, decision.model) == ("inner dims", 4)
+    ]
     seen = set()
-    for name, model, sharded, storage in wanted:
-        decision = Decision(DEVICES // model, model, sharded, storage)
-        idle = model > 1 and not sharded
+    for name, decision in whole + accumulated:
+        idle = decision.model > 1 and not decision.sharded
         if not idle and why_invalid(program, decision) is None and decision not in seen:
             seen.add(decision)
             yield name, decision
@@ -201,7 +209,8 @@ def compiled(program: Program, decision: Decision) -> Compiled:
     """The plan compiled by XLA for the virtual devices, or what is known of it from before."""
     layout = derive_layout(program, decision)
     step = program.step
-    executable = Executable(step.modules["cpu"], step.arguments, step.results, layout, make_mesh(layout.mesh))
+    executable = build_executable(step, layout, Execution(micro_batches=decision.micro_batches))
+    assert isinstance(executable, Executable), "a plan of one stage is one executable"
     lowered = executable.lower()
     digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:24]
     text, facts = FOLDER / "modules" / f"{digest}.hlo", FOLDER / "modules" / f"{digest}.json"

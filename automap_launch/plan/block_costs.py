@@ -6,7 +6,7 @@ costs, the messages between them and the schedule's timeline (`pipelines`). `Cos
 that, so a search that works on runs of blocks finds the same seconds and bytes.
 
 How a pipeline follows from its runs, for stage s of S with m micro-batches:
-- It fits when, for each stage, `RunCosts.fixed + in_flight[s] * residuals + working` is at most the memory limit, with
+- It fits when, for each stage, `RunCosts.memory(in_flight[s])` is at most the memory limit, with
   `in_flight = timeline.in_flight(schedule, S, m)`.
 - Its step takes `timeline.step_seconds` of its runs' `forward`, `backward`, `weight`, `before` and `after`, and of
   `transfer_seconds` of the boundaries. No pipeline is faster than any of its stages alone, which takes
@@ -80,6 +80,7 @@ class RunCosts:
       parameters, optimizer, gradients, other: held all the time. other: batch, gathered copies.
       residuals: for each micro-batch in flight, what its backward pass needs, and what the stage has received for it.
       working: at the peak of one micro-batch, besides residuals.
+      sums: the gradients once more, as sums over devices: after the last micro-batch, when no activations are left.
     """
 
     forward: Array
@@ -95,6 +96,7 @@ class RunCosts:
     other: Array
     residuals: Array
     working: Array
+    sums: Array
 
     @property
     def fixed(self) -> Array:
@@ -103,7 +105,12 @@ class RunCosts:
 
     def memory(self, flying: Array | Ints | int) -> Array:
         """Bytes at the peak with so many micro-batches in flight."""
-        return self.fixed + flying * self.residuals + self.working
+        return self.fixed + self.activations(flying)
+
+    def activations(self, flying: Array | Ints | int) -> Array:
+        """Bytes besides what is held all the time, at the peak with so many micro-batches in flight."""
+        peak: Array = np.maximum(flying * self.residuals + self.working, self.sums)
+        return peak
 
 
 @dataclass(frozen=True)
@@ -181,10 +188,11 @@ class BlockCosts:
             communication=self._whole_step(collectives),
             parameters=held[..., HELD.index("parameters")],
             optimizer=held[..., HELD.index("optimizer")],
-            gradients=gradients + self.sums * np.minimum(gradients, self.twice),
+            gradients=gradients,
             other=held[..., HELD.index("other")] + tied_bytes,
             residuals=_between(self.residuals, first, end) + received,
             working=self._highest(first, end),
+            sums=self.sums * np.minimum(gradients, self.twice),
         )
 
     def every_run(self) -> RunCosts:
@@ -273,7 +281,7 @@ def join(schedule: Schedule, cases: list[tuple[BlockCosts, Ints]]) -> PipelineCo
     busiest = (all_runs.compute + all_runs.communication).argmax(axis=1)
     fullest = all_runs.memory(flying).argmax(axis=1)
     compute, communication = all_runs.compute[plans, busiest], all_runs.communication[plans, busiest]
-    activations = all_runs.other + flying * all_runs.residuals + all_runs.working
+    activations = all_runs.other + all_runs.activations(flying)
     columns = [all_runs.parameters, all_runs.optimizer, all_runs.gradients, activations]
     return PipelineCosts(
         step_seconds=total,

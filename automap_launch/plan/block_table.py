@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from automap_launch.plan.decision import STORAGES, Decision, Storage
 from automap_launch.plan.group_bounds import GroupBounds
 from automap_launch.plan.patterns import PatternBook, Patterns, phase_of
 from automap_launch.plan.quantity import Array
+from automap_launch.plan.row_sets import StepArgument
 from automap_launch.plan.sharding import DATA, MODEL, spec_of
 from automap_launch.plan.table import MeshTable
 from automap_launch.program.batch_analysis import Shares
@@ -41,13 +42,16 @@ _SIZES = slice(_COLLECTIVES.stop, _COLLECTIVES.stop + len(_JOINED))
 _COUNTS = slice(_SIZES.stop, _SIZES.stop + len(_JOINED))
 _HELD = slice(_COUNTS.stop, _COUNTS.stop + len(HELD))
 _WIDTH = _HELD.stop
+_GRADIENTS, _WEIGHT = HELD.index("gradients"), PHASES.index("weight")
+# To add a gradient to the sum so far both are read and the sum is written.
+_PASSES_TO_ADD = 3
 _CASES = 1024  # kept at a time
 
 
 @dataclass(frozen=True)
 class Member:
-    """A row, or the arguments of one shape. `flops`: of one run. `phase`: when it runs (see `PHASES`). `collectives`:
-    each with its own phase."""
+    """A row, or the arguments of one shape. `flops`: of one run; of arguments, to add a gradient to the sum so far.
+    `phase`: when it runs (see `PHASES`). `collectives`: each with its own phase."""
 
     flops: float
     phase: str
@@ -80,10 +84,15 @@ class BlockTable:
         self._on_mesh = on_mesh
         self._mesh = on_mesh.mesh
         self._micro_batches = micro_batches
+        self._alone = stages == 1
         self._devices = math.prod(self._mesh.values())
         self._speed = min(cluster.curves.alone_speedup, cluster.devices / (self._devices * stages))
         self._lengths = np.array([len(r) + len(a) for r, a in zip(sets.rows, sets.arguments, strict=True)])
         self.times = self._block_times()
+        self._times_of = np.split(self.times, np.cumsum(self._lengths)[:-1], axis=1)
+        # What each block pays for a set of rows, by the number of the price's place: float64[numbers, blocks, _WIDTH].
+        self._known: dict[int, int] = {}
+        self._prices = np.zeros((0, len(self.times), _WIDTH))
         self._tied_readers: dict[int, list[int]] = {}
         for number, block in enumerate(program.blocks if stages > 1 else ()):
             for parameter in block.tied:
@@ -131,10 +140,11 @@ class BlockTable:
         # Of each phase what counts is compute and collectives together.
         prices[:, _SECONDS] = prices[:, _SECONDS] / self._speed + prices[:, _COLLECTIVES]
         prices[:, _COLLECTIVES] = 0.0
-        times = np.split(self.times, np.cumsum(self._lengths)[:-1], axis=1)
         ends = np.cumsum(self._lengths * [1 << len(groups) for groups in sets])
         by_set = np.split(prices, ends[:-1])
-        tables = [own @ priced.reshape(-1, own.shape[1], _WIDTH) for own, priced in zip(times, by_set, strict=True)]
+        tables = [
+            own @ priced.reshape(-1, own.shape[1], _WIDTH) for own, priced in zip(self._times_of, by_set, strict=True)
+        ]
 
         def finish(totals: Array, sharded: frozenset[int], undecided: frozenset[int]) -> BlockCosts:
             groups = self._on_mesh.carried(sharded) | undecided
@@ -143,7 +153,9 @@ class BlockTable:
         return BlockBounds(sets, tuple(tables), finish)
 
     def _work_out(self, decision: Decision) -> BlockCosts:
-        totals = self.times @ self._row_prices(decision)
+        places = self._on_mesh.places_of([decision])[0].tolist()
+        self._fill([(column, place) for column, place in enumerate(places) if place not in self._known])
+        totals: Array = self._prices[[self._known[place] for place in places]].sum(axis=0)
         totals[:, _SECONDS] /= self._speed
         return self._block_costs(decision.storage, totals, self._on_mesh.carried(decision.sharded))
 
@@ -153,7 +165,8 @@ class BlockTable:
         shares = self._on_mesh.shares_of(groups, storage, self._micro_batches)
         held = totals[:, _HELD]
         held[:, HELD.index("gradients")] += self._memory.stacks @ shares
-        scattered = storage != "none" and rules.reduce_scatter
+        scattered = storage != "none"
+        together = float(self._on_mesh.reduced_together(shares[None])[0]) if scattered else rules.combine_bytes
         batch_parts = data * self._micro_batches if self._program.batch is not None else 1
         blocks = self._program.blocks
         return BlockCosts(
@@ -174,16 +187,25 @@ class BlockTable:
             residuals=self._memory.residuals @ shares,
             working=(self._memory.working @ shares).max(axis=1),
             boundary=np.array([b.boundary_bytes / batch_parts for b in blocks] or [0.0]),
-            twice=rules.combine_bytes if data > 1 else 0.0,
-            sums=1 / data if scattered else 1.0,
+            twice=together if data > 1 else 0.0,
+            sums=1 / data if scattered and rules.reduce_scatter else 1.0,
             tied=self._tied(self._on_mesh.axes_of(groups)),
         )
 
-    def _row_prices(self, decision: Decision) -> Array:
-        """float64[rows and arguments of all sets, _WIDTH]."""
-        where = self._on_mesh.places_of([decision])[0].tolist()
-        assignments = [(column, *self._on_mesh.assignment(column, place)) for column, place in enumerate(where)]
-        return self._price(self._patterns.of(self._site, assignments))
+    def _fill(self, wanted: Sequence[tuple[int, int]]) -> None:
+        """Works out what each block pays for some sets of rows. Args: wanted: (set, place of its price)."""
+        if not wanted:
+            return
+        assignments = [(column, *self._on_mesh.assignment(column, place)) for column, place in wanted]
+        patterns = self._patterns.of(self._site, assignments)
+        prices = np.split(self._price(patterns), np.cumsum(patterns.lengths)[:-1])
+        first = len(self._known)
+        if first + len(wanted) > len(self._prices):
+            more = np.zeros((first + len(wanted), *self._prices.shape[1:]))
+            self._prices = np.concatenate([self._prices, more])
+        for number, ((column, place), own) in enumerate(zip(wanted, prices, strict=True), start=first):
+            self._prices[number] = self._times_of[column] @ own
+            self._known[place] = number
 
     def _price(self, patterns: Patterns) -> Array:
         """float64[items, _WIDTH]."""
@@ -197,18 +219,24 @@ class BlockTable:
         parts["axis"][len(wires) :] = _DATA
         item, kind, axis = parts["item"], parts["kind"], parts["axis"]
         sizes = parts["size"] / self._site.divided_by[parts["over"]]
+        # Sums over examples are added up on each device, and over devices once.
+        late = (axis == _DATA) & (kind != _GATHER) & ~items["once"][item]
+        if self._alone:
+            sizes[late] *= items["accumulated"][item[late]]
         joined = parts["combinable"] & (axis == _DATA) & (_JOINED_NUMBER[kind] >= 0)
         numbers = _JOINED_NUMBER[kind[joined]]
         np.add.at(columns, (item[joined], _SIZES.start + numbers), sizes[joined])
         np.add.at(columns, (item[joined], _COUNTS.start + numbers), 1.0)
         seconds = self._alpha[kind, axis] * parts["wait"] + self._beta[kind, axis] * sizes
-        # Sums over examples are added up on each device, and over devices once.
-        late = (axis == _DATA) & (kind != _GATHER) & ~items["once"][item]
         phase = np.where(late, _AFTER, items["phase"][item])
         alone = ~joined
         np.add.at(columns, (item[alone], _COLLECTIVES.start + phase[alone]), seconds[alone])
         held = holdings["bytes"] / self._site.divided_by[holdings["over"]]
         np.add.at(columns, (holdings["item"], _HELD.start + holdings["use"]), held)
+        if self._micro_batches > 1:
+            added = holdings["use"] == _GRADIENTS
+            seconds = _PASSES_TO_ADD * held[added] / self._cluster.device.memory_bandwidth
+            np.add.at(columns, (holdings["item"][added], _SECONDS.start + _WEIGHT), seconds)
         return columns
 
     @staticmethod
@@ -236,11 +264,20 @@ class BlockTable:
             for row in self._row_sets.rows[column]:
                 case = self._patterns.pattern(self._site, row, axes, storage > 0).at(self._site.divided_by)
                 phase = phase_of(row, self._program.batch)
-                yield Member(case.flops, phase, tuple(_placed(case, phase, once=row.once)))
+                late = row.accumulated if self._alone else 1.0
+                yield Member(case.flops, phase, tuple(_placed(case, phase, late, once=row.once)))
             for argument in self._row_sets.arguments[column]:
                 gathered = storage > 0 and argument.use == "parameters"
                 wires = gathers_of(argument.tensor, axes, self._mesh) if gathered else ()
-                yield Member(0.0, "before", tuple(("before", wire.at(self._site.divided_by)) for wire in wires))
+                collectives = tuple(("before", wire.at(self._site.divided_by)) for wire in wires)
+                yield Member(self._additions(argument, axes), "weight", collectives)
+
+    def _additions(self, argument: StepArgument, axes: Mapping[int, str]) -> float:
+        """Floating-point operations that add one micro-batch's gradient to the sum so far, on one device."""
+        if argument.use != "parameters" or self._micro_batches == 1:
+            return 0.0
+        shape = argument.tensor.shape
+        return math.prod(shape) / self._parts(spec_of(argument.tensor.groups, shape, axes, self._mesh))
 
     def _parts(self, spec: tuple[str | None, ...]) -> int:
         return math.prod(self._mesh[axis] for axis in spec if axis is not None)
@@ -262,8 +299,8 @@ def is_joined(collective: Collective) -> bool:
     return collective.combinable and collective.axis == DATA and collective.kind in _JOINED
 
 
-def _placed(case: Case, phase: str, *, once: bool) -> Iterator[tuple[str, Collective]]:
-    """A row's collectives, each with the phase that it runs in."""
+def _placed(case: Case, phase: str, accumulated: float, *, once: bool) -> Iterator[tuple[str, Collective]]:
+    """A row's collectives, each with the phase that it runs in. `accumulated`: as `Row.accumulated`."""
     for collective in case.collectives:
         parts = [collective]
         if collective.axis == BOTH:
@@ -272,4 +309,4 @@ def _placed(case: Case, phase: str, *, once: bool) -> Iterator[tuple[str, Collec
         for part in parts:
             # Sums over examples are added up on each device, and over devices once.
             late = part.axis == DATA and part.kind != "all_gather" and not once
-            yield ("after" if late else phase), part
+            yield ("after", replace(part, size=accumulated * part.size)) if late else (phase, part)

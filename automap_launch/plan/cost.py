@@ -169,9 +169,11 @@ class CostModel:
         gradients = shares @ self._live.gradients.T
         if decisions[0].data > 1:
             # Gradients that are reduced in one go are there twice: as the sums of this device and as those of all.
-            sums = np.minimum(gradients, self._rows.rules.combine_bytes)
+            bucket = self._rows.rules.combine_bytes
+            scattered = np.array([d.storage != "none" for d in decisions])
+            together = np.where(scattered, table.reduced_together(shares), bucket)
+            sums = np.minimum(gradients, together[:, None])
             if self._rows.rules.reduce_scatter:
-                scattered = np.array([d.storage != "none" for d in decisions])
                 sums[scattered] /= decisions[0].data
             gradients += sums
         peak = np.argmax(activations + gradients, axis=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -50,12 +51,37 @@ class Liveness:
       activations, gradients: float64[moments, kinds]. Arguments, and results that take a donated argument's place,
         are not counted: they are state.
       births: the tensors.
+      reduced_apart: the update sums over gradients' dims (Adafactor, a global norm). Where those are stored sharded,
+        each sum is over the devices, too, and waits for its gradient: the compiler joins the reduction of a gradient
+        with the sum before it and with no other gradient's.
     """
 
     kinds: tuple[Kind, ...]
     activations: npt.NDArray[np.float64]
     gradients: npt.NDArray[np.float64]
     births: tuple[Birth, ...] = ()
+    reduced_apart: bool = False
+
+    @cached_property
+    def largest_gradients(self) -> npt.NDArray[np.float64]:
+        """float64[kinds]: bytes of the largest gradient of each kind."""
+        numbers = {kind: k for k, kind in enumerate(self.kinds)}
+        largest = np.zeros(len(self.kinds))
+        for birth in self.births:
+            if birth.gradient:
+                largest[numbers[birth.kind]] = max(largest[numbers[birth.kind]], birth.bytes)
+        return largest
+
+    def reduced_together(self, shares: npt.NDArray[np.float64], bucket: float) -> npt.NDArray[np.float64]:
+        """float64[plans]: bytes of gradients that one reduction has at most, where what is stored sharded is so.
+
+        Args:
+          shares: float64[plans, kinds], of `MeshTable.shares`. bucket: into which the compiler joins gradients.
+        """
+        if not self.reduced_apart:
+            return np.full(len(shares), bucket)
+        largest: npt.NDArray[np.float64] = (shares * self.largest_gradients).max(axis=1)
+        return np.minimum(largest, bucket)
 
 
 @dataclass
@@ -138,7 +164,8 @@ def liveness_of(program: Program, traffic: Traffic, rules: PlatformRules) -> Liv
     curves = curves.cumsum(axis=1)[:, :end] if end else curves[:, :1]
     moments = _peaks(curves.sum(axis=0), [k for kind, k in kinds.items() if program.batch in kind.groups])
     names = tuple(kinds) or (Kind(frozenset()),)
-    return Liveness(names, curves[0, moments], curves[1, moments], tuple(alive))
+    apart = any(op.part == "update" and op.name == "reduce" and op.contracted for op in ops)
+    return Liveness(names, curves[0, moments], curves[1, moments], tuple(alive), apart)
 
 
 def _peaks(live: npt.NDArray[np.float64], batch_kinds: list[int]) -> npt.NDArray[np.int64]:

@@ -31,7 +31,8 @@ _SUM_BYTES = 4
 # A set's number, the axis of each of its groups that is on one, and the storage level (index in STORAGES).
 Assignment = tuple[int, Mapping[int, str], int]
 
-# One run of a row or one argument. `rate`: operations a second. `overhead`: seconds on top of the work.
+# One run of a row or one argument. `rate`: operations a second. `overhead`: seconds on top of the work. `accumulated`:
+# as `Row.accumulated`.
 _ITEM = np.dtype(
     [
         ("flops", "f8"),
@@ -44,6 +45,7 @@ _ITEM = np.dtype(
         ("phase", "i8"),
         ("once", "?"),
         ("count", "f8"),
+        ("accumulated", "f8"),
     ]
 )
 # One collective of an item. `kind`, `axis`: indices in KINDS and AXES.
@@ -82,13 +84,13 @@ class Patterns:
     @classmethod
     def join(cls, parts: Sequence[Patterns]) -> Patterns:
         starts = np.cumsum([0, *(len(part.items) for part in parts)])
-        wires = np.concatenate([part.wires for part in parts])
-        holdings = np.concatenate([part.holdings for part in parts])
+        wires = _together([part.wires for part in parts])
+        holdings = _together([part.holdings for part in parts])
         wires["item"] += np.repeat(starts[:-1], [len(part.wires) for part in parts])
         holdings["item"] += np.repeat(starts[:-1], [len(part.holdings) for part in parts])
         return cls(
             np.concatenate([part.lengths for part in parts]),
-            np.concatenate([part.items for part in parts]),
+            _together([part.items for part in parts]),
             wires,
             holdings,
             tuple(row for part in parts for row in part.rows),
@@ -237,7 +239,7 @@ class PatternBook:
                 item["relaid"][quantity.over] += quantity.amount
             item["rate"], item["overhead"] = speed.rate(row), speed.overhead(row)
             item["part"], item["phase"] = PARTS.index(row.part), PHASES.index(phase_of(row, self._batch))
-            item["once"], item["count"] = row.once, row.count
+            item["once"], item["count"], item["accumulated"] = row.once, row.count, row.accumulated
         wires = [_record(k, wire) for k, (_, pattern) in enumerate(found) for wire in pattern.collectives]
         return Patterns(np.array([len(rows)]), items, np.array(wires, _WIRE), np.zeros(0, _HOLDING), tuple(found))
 
@@ -263,6 +265,7 @@ def _arguments(
 ) -> Patterns:
     items = np.zeros(len(arguments), _ITEM)
     items["rate"], items["phase"], items["once"] = np.inf, PHASES.index("before"), True
+    items["accumulated"] = 1.0
     wires: list[tuple[object, ...]] = []
     holdings: list[tuple[int, int, float, int]] = []
     for k, argument in enumerate(arguments):
@@ -278,10 +281,19 @@ def _arguments(
             for wire in gathers_of(tensor, axes, mesh) if storage > 0 else ():
                 wires.append(_record(k, wire))
                 if storage >= argument.stored_from:
-                    # The gathered copy lives beside the stored shard while the forward and backward parts use it.
-                    holdings.append((k, HELD.index("other"), *wire.size))
+                    # The gathered copy lives beside the stored shard while the forward and backward parts use it. It
+                    # arrives with the gathered dim first; a loop wants the dim that it walks first, and gets another.
+                    copies = 2 if argument.looped and stored[0] != DATA else 1
+                    holdings += [(k, HELD.index("other"), *wire.size)] * copies
     rows = (None,) * len(arguments)
     return Patterns(np.array([len(rows)]), items, np.array(wires, _WIRE), np.array(holdings, _HOLDING), rows)
+
+
+def _together(parts: Sequence[Records]) -> Records:
+    """Records of one kind, one after the other. As plain bytes: numpy would work out a common type of their fields."""
+    kind = parts[0].dtype
+    joined: Records = np.concatenate([part.view(f"V{kind.itemsize}") for part in parts]).view(kind)
+    return joined
 
 
 def _record(item: int, wire: Wire) -> tuple[object, ...]:

@@ -26,6 +26,8 @@ class StepArgument:
     `count`: how many they are. `blocks`: of that, how much is in which block.
 
     `stored_from`: the storage level (index in STORAGES) from which they are stored sharded over the data axis.
+
+    `looped`: a loop reads them, a slice a round.
     """
 
     tensor: Tensor
@@ -33,6 +35,7 @@ class StepArgument:
     stored_from: int
     count: int = 1
     blocks: Shares = ((0, 1.0),)
+    looped: bool = False
 
 
 class RowSets:
@@ -70,6 +73,7 @@ def _apart(row: Row) -> list[Row]:
 
 def _arguments_of(program: Program) -> list[StepArgument]:
     parameters = set(program.parameters)
+    looped = {value for op in program.ops if op.times > 1 for value in op.operands}
     counts: Counter[StepArgument] = Counter()
     blocks: dict[StepArgument, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for i, (value, argument) in enumerate(zip(program.arguments, program.step.arguments, strict=True)):
@@ -77,7 +81,7 @@ def _arguments_of(program: Program) -> list[StepArgument]:
             program.values[value].shape, program.values[value].dtype, program.dim_groups[value], counted=False
         )
         if i in parameters:
-            use = StepArgument(tensor, "parameters", STORAGES.index("state"))
+            use = StepArgument(tensor, "parameters", STORAGES.index("state"), looped=value in looped)
         elif argument.role == "state":
             use = StepArgument(tensor, "optimizer", STORAGES.index("optimizer"))
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
+from automap_launch.plan.accumulation import shares_of_sums
 from automap_launch.plan.joining import waits_of
 from automap_launch.plan.sharding import Groups
 from automap_launch.plan.traffic import Traffic
@@ -48,6 +49,8 @@ class Row:
       once: it needs no batch, or is part of the update: it runs once a step however many micro-batches there are.
       blocks: of `count`, how much is in which block.
       wait: share of one wait for the other devices that its reductions have (`joining.py`).
+      accumulated: share of its sums over the batch that is reduced where gradients are accumulated
+        (`accumulation.py`).
     """
 
     name: str
@@ -63,6 +66,7 @@ class Row:
     once: bool = False
     blocks: Shares = ((0, 1.0),)
     wait: float = 1.0
+    accumulated: float = 1.0
 
     @property
     def groups(self) -> frozenset[int]:
@@ -83,7 +87,7 @@ def rows_of(program: Program, traffic: Traffic) -> list[Row]:
     multiplied: set[int] = set()
     counts: Counter[Row] = Counter()
     blocks: dict[Row, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    waits = waits_of(program)
+    waits, accumulated = waits_of(program), shares_of_sums(program)
     for i, op in enumerate(program.ops):
         if op.name in _IDLE:
             continue
@@ -100,7 +104,7 @@ def rows_of(program: Program, traffic: Traffic) -> list[Row]:
             multiplied.update(op.operands)
         once = op.part in ("constant", "update")
         row = Row(op.name, part, op.flops, operands, results, op.contracted, whole, gradient, again=again, once=once)
-        row = replace(row, wait=waits[i])
+        row = replace(row, wait=waits[i], accumulated=accumulated[i])
         counts[row] += op.times
         for block, share in program.homes.ops[i] if program.homes.ops else ((0, 1.0),):
             blocks[row][block] += share * op.times

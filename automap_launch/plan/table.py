@@ -45,6 +45,7 @@ class MeshTable:
         mesh: dict[str, int],
     ) -> None:
         self._program = program
+        self._live = live
         sets = patterns.sets
         self._row_sets = sets
         self._patterns = patterns
@@ -170,6 +171,14 @@ class MeshTable:
         flags = np.array([group in groups for group in self._place], dtype=np.int64)
         shares: Array = self._shares(flags[None], np.array([STORAGES.index(storage)]), micro_batches)[0]
         return shares
+
+    def reduced_together(self, shares: Array) -> Array:
+        """float64[plans]: bytes of gradients that one reduction has at most, where gradients are stored sharded.
+
+        Args:
+          shares: of `shares`.
+        """
+        return self._live.reduced_together(shares, self._row_sets.rules.combine_bytes)
 
     def _flags(self, decisions: Sequence[Decision]) -> npt.NDArray[np.int64]:
         """int64[decisions, groups that the model axis can shard]: 1 where the group is sharded."""

@@ -121,6 +121,19 @@ def test_zero_gathers_parameters_once_a_step():
     assert uses == {"reduce_scatter": WEIGHTS, "all_gather": WEIGHTS}
 
 
+@pytest.mark.parametrize(("shape", "copies"), [((3, 64), 2), ((64, 3), 1)])
+def test_what_a_loop_reads_of_gathered_parameters_is_there_twice_unless_the_loop_walks_the_gathered_dim(shape, copies):
+    def activations(times):
+        b = Builder()
+        batch = b.group("batch")
+        b.argument("batch/x", (8, 64), (batch, None), role="batch")
+        w = b.argument("params/w", shape, (None, None), parameter=True)
+        b.op("dynamic_slice", (w,), (b.value((1, shape[1]), (None, None)),), times=times)
+        return CostModel(b.program(), cluster()).estimate(Decision(8, 1, storage="state")).memory.activations
+
+    assert activations(3) - activations(1) == (copies - 1) * 4 * 3 * 64
+
+
 def test_a_plan_fits_when_its_share_of_memory_holds_it():
     program = two_layers()
     needed = CostModel(program, cluster()).estimate(Decision(8, 1)).memory.total

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from automap_launch.plan.decision import STORAGES
 from automap_launch.plan.liveness import Kind, liveness_of
 from automap_launch.plan.platforms import rules_of
@@ -131,3 +133,26 @@ def test_the_gradient_of_a_pooling_needs_indices_where_the_platform_has_no_instr
     plain = 4 * (64 + 16 + 64)
     assert peak(b.program(), "tpu")[1] == plain
     assert peak(b.program(), "cuda")[1] == plain + 4 * 2 * (64 + 16)
+
+
+def test_gradients_that_the_update_sums_over_are_reduced_one_by_one():
+    def liveness(update):
+        b = Builder()
+        batch, rows = b.group("batch"), b.group("parameter")
+        x = b.argument("batch/x", (8, 64), (batch, rows), role="batch")
+        for name, size in (("a", 256), ("b", 1024)):
+            w = b.argument(f"params/{name}", (64, size), (rows, None), parameter=True)
+            g, norm, new = b.value((64, size), (rows, None)), b.value((), ()), b.value((64, size), (rows, None))
+            b.op("dot_general", (x, x), (g,), part="backward", contracted=((0, 0), (1, 0)))
+            b.op(update, (g,), (norm,), part="update", contracted=((0, 0), (0, 1)) if update == "reduce" else ())
+            b.op("subtract", (w, g, norm), (new,), part="update", fusable=True)
+            b.result(new, replaces=len(b.arguments) - 1)
+        return peak(b.program())[0]
+
+    plain, summed = liveness("convert"), liveness("reduce")
+    assert not plain.reduced_apart
+    assert summed.reduced_apart
+    halves = np.full((1, len(summed.kinds)), 0.5)
+    assert plain.reduced_together(halves, 1e9).tolist() == [1e9]
+    assert summed.reduced_together(halves, 1e9).tolist() == [0.5 * 4 * 64 * 1024]
+    assert summed.reduced_together(halves, 100.0).tolist() == [100.0]
