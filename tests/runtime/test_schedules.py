@@ -151,3 +151,46 @@ def test_one_process_dispatches_all_stages_in_an_order_that_each_stage_and_each_
         # The last stage begins before the first has dispatched all: devices do not wait for each other's dispatch.
         if stages > 1:
             assert place[Task("forward", stages - 1, 0)] < place[Task("forward", 0, micro_batches - 1)]
+
+
+def processes_of(stages: int, devices_of_stage: int, devices_of_process: int) -> list[frozenset[int]]:
+    """Of each stage, with its devices in a row."""
+    return [
+        frozenset(device // devices_of_process for device in range(s * devices_of_stage, (s + 1) * devices_of_stage))
+        for s in range(stages)
+    ]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("stage", "process"), [(1, 1), (1, 2), (2, 1), (4, 2), (3, 2)])
+def test_both_processes_of_a_pair_have_its_messages_in_one_order_and_none_waits_for_ever(
+    schedule: str, stage: int, process: int
+) -> None:
+    """Each process walks its stages' tasks, one after the other, and stops at a message that is not yet sent."""
+    for stages, micro_batches in ((2, 1), (2, 32), (3, 7), (4, 8), (8, 3), (8, 32)):
+        edges = (*edges_of(schedule, stages), *skips(stages))
+        tasks = merged(with_messages(compute_order(schedule, stages, micro_batches), edges), edges, unit)
+        lies_in = processes_of(stages, stage, process)
+        everyone = sorted(frozenset().union(*lies_in))
+        messages = [t for t in tasks if t.kind == "send"]
+        own = {p: [t for t in tasks if p in lies_in[t.stage]] for p in everyone}
+        for one, other in itertools.permutations(everyone, 2):
+            known = [m for m in messages if one in lies_in[m.stage] and other in lies_in[m.peer or 0]]
+            assert [t for t in own[one] if t.kind == "send" and other in lies_in[t.peer or 0]] == known
+        place = dict.fromkeys(everyone, 0)
+        sent: dict[int, set[Task]] = {p: set() for p in everyone}
+        moved = True
+        while moved:
+            moved = False
+            for p in everyone:
+                while place[p] < len(own[p]):
+                    task = own[p][place[p]]
+                    if task.kind == "send":
+                        sent[p].add(task)
+                    elif task.kind == "receive":
+                        source = Task("send", task.peer or 0, task.micro_batch, task.stage, task.of)
+                        if any(source not in sent[q] for q in lies_in[source.stage]):
+                            break
+                    place[p] += 1
+                    moved = True
+        assert place == {p: len(own[p]) for p in everyone}
