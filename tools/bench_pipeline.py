@@ -1,7 +1,8 @@
 """Writes `docs/pipeline.md`: what a pipeline costs beyond what its schedule says it must.
 
-    python tools/bench_pipeline.py                # everything (a few minutes on a silent machine)
-    python tools/bench_pipeline.py --part ideal   # one part: ideal, dispatch, memory, compile; kept for the document
+    python tools/bench_pipeline.py                    # everything (a few minutes on a silent machine)
+    python tools/bench_pipeline.py --part ideal_2x4   # one part (see PARTS); kept for the document
+    python tools/bench_pipeline.py --spectrax PYTHON  # with the peer SpectraX, from an environment that has it
 
 Parts that were measured are kept in `outputs/pipeline/results.json`; the document is written from all that is there.
 """
@@ -9,9 +10,12 @@ Parts that were measured are kept in `outputs/pipeline/results.json`; the docume
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -51,13 +55,20 @@ from tools.paired_blocks import measure, median_interval  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "pipeline.md"
 RESULTS = ROOT / "outputs" / "pipeline" / "results.json"
+LAYERS, WIDTH, ROWS = 8, 384, 1024  # of the model whose steps are timed
+CASES = ((2, 4), (2, 8), (4, 8))  # stages and micro-batches
+ROUNDS, STEPS = 12, 2
+SPECTRAX: list[str] = []  # Pythons that have it
 RESOLVED = 0.2  # the widest interval of the peer against itself with which a table of step times says something
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--spectrax", metavar="PYTHON", help="of an environment with `spectrax-lib`")
     options = parser.parse_args()
+    if options.spectrax:
+        SPECTRAX.append(options.spectrax)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in options.part or PARTS:
         results[name] = PARTS[name]()
@@ -122,49 +133,95 @@ class Loop:
 # Step time against the schedule's ideal
 
 
-def ideal() -> list[dict[str, Any]]:
-    layers, width, rows = 8, 384, 1024
-    captured, state, batch = captured_step(layers, width, rows)
+def ideal(stages: int, micro_batches: int) -> list[dict[str, Any]]:
+    captured, state, batch = captured_step(LAYERS, WIDTH, ROWS)
+    programs: dict[str, Callable[[int], float]] = {}
+    ideals: dict[str, dict[str, float]] = {}
+    for schedule in SCHEDULES:
+        executable = pipeline_of(captured, stages, micro_batches, schedule)
+        loop = Loop(executable, executable.place(captured.leaves))
+        loop(2)
+        ideals[schedule] = ideal_seconds(executable, loop)
+        programs[schedule] = loop
+    peer, sharding = pipeline_peer.make(jax.devices()[:stages], micro_batches)
+    weights = jax.device_put(np.stack([state[name] for name in sorted(state)]), sharding)
+    programs["peer"] = programs["peer again"] = Loop(lambda leaves: list(peer(*leaves)), [weights, *batch])
+    first = _same_losses(captured, peer, weights, batch, stages)
+    programs["peer"](2)
+    with contextlib.ExitStack() as stack:
+        for python in SPECTRAX:
+            for schedule in SCHEDULES:
+                spectrax = stack.enter_context(Spectrax(python, stages, micro_batches, schedule))
+                if abs(spectrax.loss - first) > 1e-5 * abs(first):
+                    raise RuntimeError(f"SpectraX trains another model: its loss is {spectrax.loss}, ours {first}")
+                spectrax(2)
+                programs[f"spectrax {schedule}"] = spectrax
+        seconds = measure(programs, rounds=ROUNDS, steps=STEPS)
     found = []
-    for stages, micro_batches in ((2, 4), (2, 8), (4, 8)):
-        programs: dict[str, Callable[[int], float]] = {}
-        ideals = {}
-        for schedule in SCHEDULES:
-            executable = pipeline_of(captured, stages, micro_batches, schedule)
-            loop = Loop(executable, executable.place(captured.leaves))
-            loop(2)
-            ideals[schedule] = ideal_seconds(executable, loop)
-            programs[schedule] = loop
-        peer, sharding = pipeline_peer.make(jax.devices()[:stages], micro_batches)
-        weights = jax.device_put(np.stack([state[name] for name in sorted(state)]), sharding)
-        programs["peer"] = programs["peer again"] = Loop(
-            lambda leaves, peer=peer: list(peer(*leaves)), [weights, *batch]
-        )
-        _same_losses(captured, peer, weights, batch, stages)
-        programs["peer"](2)
-        seconds = measure(programs, rounds=8, steps=3)
-        for name in (*SCHEDULES, "peer again"):
-            ratio = median_interval(seconds[name] / seconds["peer"])
-            found.append(
-                {
-                    "stages": stages,
-                    "micro_batches": micro_batches,
-                    "program": name,
-                    "seconds": float(np.median(seconds[name])),
-                    **ideals.get(name, {}),
-                    "against_peer": [ratio.middle, ratio.low, ratio.high],
-                }
-            )
+    for name in (*SCHEDULES, "peer again"):
+        row: dict[str, Any] = {
+            "stages": stages,
+            "micro_batches": micro_batches,
+            "program": name,
+            "seconds": float(np.median(seconds[name])),
+            **ideals.get(name, {}),
+            "against_peer": _ratio(seconds[name], seconds["peer"]),
+        }
+        if f"spectrax {name}" in seconds:
+            row["against_spectrax"] = _ratio(seconds[name], seconds[f"spectrax {name}"])
+        found.append(row)
     return found
 
 
-def _same_losses(captured: Captured, peer: Any, weights: Any, batch: tuple[Any, Any], stages: int) -> None:
-    """Both train the same model: their first losses are one."""
+def _ratio(ours: np.ndarray, theirs: np.ndarray) -> list[float]:
+    ratio = median_interval(ours / theirs)
+    return [ratio.middle, ratio.low, ratio.high]
+
+
+class Spectrax:
+    """SpectraX in a process of its own; idle while it is not asked for steps. `loss`: of its first step."""
+
+    def __init__(self, python: str, stages: int, micro_batches: int, schedule: str) -> None:
+        sizes = [stages, micro_batches, schedule, LAYERS, WIDTH, ROWS]
+        self._process = subprocess.Popen(
+            [python, str(ROOT / "tools" / "pipeline_spectrax.py"), *map(str, sizes)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        )
+        self.loss = self._read("loss")
+
+    def __enter__(self) -> Spectrax:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def __call__(self, steps: int) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        return self._read("seconds")
+
+    def _read(self, word: str) -> float:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(word + " "):
+                return float(line.split()[1])
+        raise RuntimeError(f"SpectraX ended with {self._process.wait()} before it printed its {word}")
+
+
+def _same_losses(captured: Captured, peer: Any, weights: Any, batch: tuple[Any, Any], stages: int) -> float:
+    """Both train the same model: their first losses are one, which is returned."""
     copy = jax.device_put(np.asarray(weights), weights.sharding)  # the peer takes its weights' memory
     theirs = float(peer(copy, *batch)[1])
     ours = float(pipeline_of(captured, stages, stages, "gpipe")(captured.leaves)[-1])
     if abs(ours - theirs) > 1e-5 * abs(theirs):
         raise RuntimeError(f"the peer trains another model: its loss is {theirs}, ours {ours}")
+    return ours
 
 
 def ideal_seconds(executable: PipelineExecutable, loop: Loop) -> dict[str, float]:
@@ -275,7 +332,7 @@ def compile_time() -> list[dict[str, Any]]:
 
 
 PARTS: dict[str, Callable[[], Any]] = {
-    "ideal": ideal,
+    **{f"ideal_{stages}x{micro}": functools.partial(ideal, stages, micro) for stages, micro in CASES},
     "dispatch": dispatch,
     "memory": memory,
     "compile": compile_time,
@@ -296,12 +353,13 @@ divided by the cores: "least" below is the larger of that and of what the schedu
 
 Eight layers of 384 x 384 and 1,024 rows, plain gradient descent. *Schedule* is the step simulated
 (`runtime/schedules.py`) with the times that its tasks take by themselves, with a core for each stage; *bubble* its
-share of idle time. *Against the peer* is the step time divided by that of a GPipe written by hand with `shard_map`
+share of idle time. *Peer* is the step time divided by that of a GPipe written by hand with `shard_map`
 for this one model (`tools/pipeline_peer.py`, one program for all stages), by paired blocks in random order, with its
-95 % interval; *peer again* is the peer against itself, the noise.
+95 % interval; *peer again* is the peer against itself, the noise. *SpectraX* is the same against the library
+`spectrax-lib` 0.1.4 with the same schedule, in a process of its own (`tools/pipeline_spectrax.py`).
 
-| stages | micro-batches | program | step | schedule | bubble | least | step / least | against the peer |
-|---|---|---|---|---|---|---|---|---|
+| stages | micro-batches | program | step | schedule | bubble | least | step / least | peer | SpectraX |
+|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -309,8 +367,8 @@ def document(results: dict[str, Any]) -> str:
     """The document from the results of all parts."""
     cores = os.cpu_count() or 1
     lines = [HEADER.format(cores=cores).rstrip("\n")]
-    for row in results["ideal"]:
-        middle, low, high = row["against_peer"]
+    rows = [row for stages, micro in CASES for row in results[f"ideal_{stages}x{micro}"]]
+    for row in rows:
         cells = [row["stages"], row["micro_batches"], row["program"], f"{row['seconds'] * 1e3:.1f} ms"]
         if "schedule" in row:
             least = max(row["schedule"], row["work"] / min(cores, row["stages"]))
@@ -318,8 +376,10 @@ def document(results: dict[str, Any]) -> str:
             cells += [f"{row['seconds'] / least:.2f}"]
         else:
             cells += ["", "", "", ""]
-        lines.append(f"| {' | '.join(map(str, cells))} | {middle:.2f} ({low:.2f} to {high:.2f}) |")
-    noise = max(row["against_peer"][2] - row["against_peer"][1] for row in results["ideal"] if "schedule" not in row)
+        for ratio in (row["against_peer"], row.get("against_spectrax")):
+            cells.append("" if ratio is None else "{:.2f} ({:.2f} to {:.2f})".format(*ratio))
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    noise = max(row["against_peer"][2] - row["against_peer"][1] for row in rows if "schedule" not in row)
     if noise > RESOLVED:
         lines.append(
             f"\nThe machine was not silent: the peer against itself spreads over {noise:.2f}. Differences from it "
@@ -358,6 +418,9 @@ def document(results: dict[str, Any]) -> str:
         "  many as the stages allow: a JAX array has equal shards. Six layers on four stages lie on three of them,",
         "  two each. A prime number of layers on fewer stages cannot be cut and stays whole on the first stage, which",
         "  sends the others their layers once a step.",
+        "- On GPUs, messages between stages of several processes are JAX's own copies from host to host",
+        "  (`runtime/cross_host_channel.py`). This was not run on GPUs: its order of calls is tested with a transport",
+        "  that counts them as JAX does.",
     ]
     return "\n".join(lines) + "\n"
 
