@@ -37,7 +37,7 @@ _EMPTY: dict[str, Any] = {
     "search": {
         **dict.fromkeys(("seconds", "evaluations", "episodes", "predicted_step_seconds")),
         "baselines": None,
-        "agent": dict.fromkeys(("best_step_seconds", "seconds", "gap")),
+        "agent": dict.fromkeys(("best_step_seconds", "seconds", "gap", "fine_tuned")),
         **dict.fromkeys(("optimum_step_seconds", "lower_bound_step_seconds", "gap", "cached", "verified", "trial")),
     },
     "train": dict.fromkeys(
