@@ -12,6 +12,7 @@ loop: seconds must grow in proportion to operations.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -102,6 +103,7 @@ def capture_and_analyse(entry: Entry, platforms: list[str]) -> tuple[Program, di
         started = time.perf_counter()
         step = capture(entry, FrontendConfig(), platforms, Path(folder) / "step", Path(folder) / "log")
         capture_seconds = time.perf_counter() - started
+    gc.collect()  # what is left of a larger model is not this one's
     started = time.process_time()
     program = analyse(step)
     return program, {

@@ -1,10 +1,10 @@
-"""Which statements that end a case of a rule (a `return`, a `raise`) are reached while rules run."""
+"""Which statements of rules are reached while something runs."""
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from types import FrameType
@@ -38,19 +38,26 @@ class Reached:
 
         return run
 
+    def missed_endings(self) -> dict[Place, str]:
+        """The `return` and `raise` statements that were not reached, by place, with their text."""
+        return self._missed(ast.Return | ast.Raise)
+
     def missed(self) -> dict[Place, str]:
-        """The `return` and `raise` statements that were not reached, by place, with their text. Functions inside of
-        functions (what registers rules) do not count, nor what returns them."""
+        """All statements that were not reached, as `missed_endings`."""
+        return self._missed(ast.stmt)
+
+    def _missed(self, kinds: Any) -> dict[Place, str]:
+        """Functions that define functions (what registers rules) do not count."""
         found: dict[Place, str] = {}
         for path in self._files.values():
             text = path.read_text()
-            nodes = list(ast.walk(ast.parse(text)))
-            registering = [n for n in nodes if isinstance(n, ast.FunctionDef) and _defines(n)]
-            skipped = {id(node) for function in registering for node in ast.walk(function)}
-            for node in nodes:
-                ends = isinstance(node, ast.Return | ast.Raise) and id(node) not in skipped
-                if ends and (path.name, node.lineno) not in self.lines:
-                    found[path.name, node.lineno] = text.splitlines()[node.lineno - 1].strip()
+            functions = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]
+            skipped = {id(node) for function in functions if _defines(function) for node in ast.walk(function)}
+            for function in functions:
+                for node in _statements(function):
+                    place = (path.name, node.lineno)
+                    if isinstance(node, kinds) and id(node) not in skipped and place not in self.lines:
+                        found[place] = text.splitlines()[node.lineno - 1].strip()
         return found
 
     def _trace(self, frame: FrameType, _: str, __: Any) -> Any:
@@ -65,6 +72,14 @@ class Reached:
             return line
 
         return line
+
+
+def _statements(function: ast.FunctionDef) -> Iterator[ast.stmt]:
+    """Of a function's body, its docstring left out."""
+    for node in ast.walk(function):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node, ast.stmt) and node is not function and not is_text:
+            yield node
 
 
 def _defines(function: ast.FunctionDef) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,14 @@ import pytest
 from jax import ShapeDtypeStruct as Spec
 from jax import lax
 
+from automap_launch.program import linkage, rules
 from automap_launch.program.flatten import flatten
+from automap_launch.program.graph import Graph, Node
 from automap_launch.program.mlir import read_module
+from automap_launch.program.program import Value
 from automap_launch.program.rules.relations import RULES
 from tests.program.conftest import make_step
+from tests.program.reached import Reached
 from tests.program.rule_cases import RULE_CASES
 
 F32, I32 = jnp.float32, jnp.int32
@@ -25,6 +30,21 @@ def f32(*shape):
 
 def i32(*shape):
     return Spec(shape, I32)
+
+
+def grouped(x, w):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=2)
+
+
+def rows_from(x, ids):
+    return jax.vmap(lambda i: lax.dynamic_slice(x, (i, 0), (2, 6)))(ids)
+
+
+def picked(x, positions, count):
+    """One element for each row of `positions`, which address the first `count` dims."""
+    dims = tuple(range(count))
+    return lax.gather(x, positions, lax.GatherDimensionNumbers((), dims, dims), (1,) * count)
 
 
 # (function, arguments, dims that must be one class, dims that must not): a dim is (argument, dim) or (-result - 1, dim)
@@ -132,6 +152,67 @@ TIES = {
     ),
     "cholesky": (lambda x: jnp.tanh(jnp.linalg.cholesky(jnp.tanh(x))), [f32(4, 6, 6)], [((0, 0), (-1, 0))], []),
     "fft": (lambda x: jnp.abs(jnp.fft.fft(x)), [f32(4, 8)], [((0, 0), (-1, 0))], []),
+    "grouped convolution": (
+        grouped,
+        [f32(8, 10, 10, 4), f32(3, 3, 2, 6)],
+        [((0, 0), (-1, 0))],
+        [((0, 3), (1, 2)), ((1, 3), (-1, 3)), ((0, 3), (-1, 3))],
+    ),
+    "weight gradient of a grouped convolution": (
+        jax.grad(lambda w, x: jnp.sum(grouped(x, w) ** 2)),
+        [f32(3, 3, 2, 6), f32(8, 10, 10, 4)],
+        [],
+        [((0, 3), (1, 3)), ((0, 2), (1, 3)), ((-1, 3), (1, 3))],
+    ),
+    "argmax": (lambda x: jnp.argmax(jnp.tanh(x), 1), [f32(4, 6)], [((0, 0), (-1, 0))], []),
+    "windows of two tensors": (
+        lambda x, y: lax.reduce_window(
+            (x, y), (0.0, 0.0), lambda a, b: (a[0] + b[0], a[1] + b[1]), (1, 2), (1, 2), "VALID"
+        ),
+        [f32(4, 6), f32(4, 6)],
+        [((0, 0), (1, 0), (-1, 0), (-2, 0))],
+        [((0, 1), (-1, 1))],
+    ),
+    "some rows from each position on": (
+        rows_from,
+        [f32(32, 6), i32(4)],
+        [((0, 1), (-1, 2)), ((1, 0), (-1, 0))],
+        [((0, 0), (-1, 1))],
+    ),
+    "some rows from each position on, gradient": (
+        jax.grad(lambda x, ids: jnp.sum(rows_from(jnp.tanh(x), ids) ** 2)),
+        [f32(32, 6), i32(4)],
+        [((0, 1), (-1, 1))],
+        [],
+    ),
+    "rows that are set": (
+        lambda t, ids, rows: jnp.tanh(t).at[ids].set(jnp.tanh(rows)),
+        [f32(32, 6), i32(8), f32(8, 6)],
+        [((0, 0), (-1, 0)), ((0, 1), (2, 1))],
+        [((2, 0), (0, 0))],
+    ),
+    "positions joined from pairs": (
+        lambda x, pairs, last: jnp.tanh(picked(x, lax.concatenate([pairs, last[:, None]], 1), 3)),
+        [f32(4, 6, 5), i32(4, 2), i32(4)],
+        [((1, 0), (-1, 0))],
+        [((0, 0), (-1, 0))],
+    ),
+    "a window beside a counted position": (
+        lambda x, i: jnp.tanh(
+            lax.gather(x, jnp.stack([jnp.arange(4), i], 1), lax.GatherDimensionNumbers((1,), (0,), (0, 1)), (1, 3))
+        ),
+        [f32(4, 6), i32(4)],
+        [((0, 0), (-1, 0))],
+        [((0, 1), (-1, 1))],
+    ),
+    "a count in another type, reshaped": (
+        lambda x, i: jnp.tanh(
+            picked(x, lax.concatenate([lax.iota(jnp.int16, 4).reshape(1, 4).reshape(4, 1).astype(I32), i], 1), 2)
+        ),
+        [f32(4, 6), i32(4, 1)],
+        [((0, 0), (-1, 0))],
+        [],
+    ),
     "cond": (
         lambda p, x: lax.cond(p > 0, jnp.tanh, lambda x: x * 2, x),
         [i32(), f32(4, 6)],
@@ -285,6 +366,67 @@ def test_the_largest_of_a_dim_are_picked_from_a_whole_operand(linked):
     assert {dim for slot, dim in transformed.whole("fft") if slot == "0"} == {0, 1}
     assert transformed.arguments[0][0] == transformed.results[0][0] is not None
     assert linked(lambda x: jnp.sort(jnp.tanh(x), 1) * 2, f32(4, 6)).whole("sort") == {("0", 1), ("-1", 1)}
+
+
+def by_hand(name, operands, results, **attributes):
+    """What the rules say of one operation, alone in its graph: (links, dims that are wanted whole, unknown)."""
+    graph = Graph()
+    values = [graph.add_value(Value(shape, "float32")) for shape in operands]
+    made = [graph.add_value(Value(shape, "float32")) for shape in results]
+    found = rules.relations_of(graph, Node(name, values, made, attributes), {})
+    return set(found.links), set(found.whole), found.unknown
+
+
+def call(target, operands, results):
+    return by_hand("custom_call", operands, results, call_target_name=target)
+
+
+# (the operation, what the rules say): values are numbered, operands first
+CALLS = {
+    "an annotation": (
+        lambda: call("Sharding", [(8, 4)], [(8, 4)]),
+        ({((0, 0), (1, 0)), ((0, 1), (1, 1))}, set(), False),
+    ),
+    "random bits of a GPU": (
+        lambda: call("cu_threefry2x32_ffi", [(2,), (8,)], [(8,)]),
+        ({((1, 0), (2, 0))}, set(), False),
+    ),
+    "a library's best of a row": (
+        lambda: call("__gpu$topk", [(8, 4)], [(8, 2), (8, 2)]),
+        ({((0, 0), (1, 0)), ((0, 0), (2, 0))}, {(0, 0), (0, 1), (1, 1), (2, 1)}, False),
+    ),
+    "the best of a row": (
+        lambda: by_hand("top_k", [(8, 4)], [(8, 2), (8, 2)]),
+        ({((0, 0), (1, 0)), ((0, 0), (2, 0))}, {(0, 0), (0, 1), (1, 1), (2, 1)}, False),
+    ),
+    "a call that nobody knows": (
+        lambda: call("my_kernel", [(8, 4)], [(8, 1)]),
+        (set(), {(0, 0), (0, 1), (1, 0)}, True),
+    ),
+    "an operation without a rule": (lambda: by_hand("einsum", [(8,)], [(4,)]), (set(), {(0, 0), (1, 0)}, True)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_operations_that_the_cpu_has_not(name):
+    operation, expected = CALLS[name]
+    assert operation() == expected
+
+
+def test_every_statement_of_every_rule_is_met(monkeypatch):
+    """By programs that `test_collectives` compiles, by those of this file, or by hand."""
+    reached = Reached(Path(rules.__file__).parent)
+    watched = reached.watched(rules.relations_of)
+    monkeypatch.setattr(linkage, "relations_of", watched)
+    monkeypatch.setattr(rules, "relations_of", watched)
+    steps = [make_step(function, state, *batch) for (function, state, batch), _ in RULE_CASES.values()]
+    steps += [make_step(function, (), *arguments) for function, arguments, _, _ in TIES.values()]
+    steps.append(make_step(lambda x: jnp.abs(jnp.fft.rfft(jnp.tanh(x), axis=1)), (), f32(4, 6)))
+    for step in steps:
+        linkage.link(flatten(read_module(step.modules["cpu"]), step.sources))
+    for operation, _ in CALLS.values():
+        operation()
+    assert reached.missed() == {}
 
 
 # Rules whose operations XLA never runs sharded, by the test in this file that shows it.

@@ -121,4 +121,4 @@ def test_every_end_of_every_rule_is_met(monkeypatch):
             continue
     with pytest.raises(ValueError, match="reduce over micro-batches"):
         reached.watched(partial)("multiply")
-    assert reached.missed() == {}
+    assert reached.missed_endings() == {}
