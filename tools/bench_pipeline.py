@@ -36,6 +36,7 @@ if __name__ == "__main__":
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
+from jax import lax  # noqa: E402
 
 from automap_launch.plan.layout import Layout  # noqa: E402
 from automap_launch.program.batch_analysis import State  # noqa: E402
@@ -157,6 +158,7 @@ def ideal(stages: int, micro_batches: int) -> list[dict[str, Any]]:
                 spectrax(2)
                 programs[f"spectrax {schedule}"] = spectrax
         seconds = measure(programs, rounds=ROUNDS, steps=STEPS)
+    slowdown = together(stages)
     found = []
     for name in (*SCHEDULES, "peer again"):
         row: dict[str, Any] = {
@@ -165,12 +167,31 @@ def ideal(stages: int, micro_batches: int) -> list[dict[str, Any]]:
             "program": name,
             "seconds": float(np.median(seconds[name])),
             **ideals.get(name, {}),
+            "together": slowdown,
             "against_peer": _ratio(seconds[name], seconds["peer"]),
         }
         if f"spectrax {name}" in seconds:
             row["against_spectrax"] = _ratio(seconds[name], seconds[f"spectrax {name}"])
         found.append(row)
     return found
+
+
+def together(stages: int) -> float:
+    """How many times as long a device computes when as many as there are cores (or stages) do so at once: what they
+    share, such as the memory's bandwidth. A layer's product and `tanh` over and over, without messages."""
+    devices = jax.devices()[: min(stages, os.cpu_count() or 1)]
+    layer = jax.jit(lambda x, w: lax.fori_loop(0, 16, lambda _, h: jnp.tanh(h @ w), x))
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(ROWS // 4, WIDTH)).astype("f"), (rng.normal(size=(WIDTH, WIDTH)) / WIDTH**0.5).astype("f")
+    inputs = [jax.device_put((x, w), device) for device in devices]
+
+    def seconds(of: list[tuple[Any, Any]]) -> float:
+        began = time.perf_counter()
+        jax.block_until_ready([layer(*one) for one in of])
+        return time.perf_counter() - began
+
+    seconds(inputs)
+    return statistics.median(seconds(inputs) / seconds(inputs[:1]) for _ in range(40))
 
 
 def _ratio(ours: np.ndarray, theirs: np.ndarray) -> list[float]:
@@ -353,13 +374,17 @@ divided by the cores: "least" below is the larger of that and of what the schedu
 
 Eight layers of 384 x 384 and 1,024 rows, plain gradient descent. *Schedule* is the step simulated
 (`runtime/schedules.py`) with the times that its tasks take by themselves, with a core for each stage; *bubble* its
-share of idle time. *Peer* is the step time divided by that of a GPipe written by hand with `shard_map`
-for this one model (`tools/pipeline_peer.py`, one program for all stages), by paired blocks in random order, with its
-95 % interval; *peer again* is the peer against itself, the noise. *SpectraX* is the same against the library
-`spectrax-lib` 0.1.4 with the same schedule, in a process of its own (`tools/pipeline_spectrax.py`).
+share of idle time. *Together* is how many times as long a device computes while the others compute as well, measured
+apart from any pipeline: what they share slows them down, the memory's bandwidth most of all. *Step / least* is to be
+seen against it; what is left is dispatch and messages.
 
-| stages | micro-batches | program | step | schedule | bubble | least | step / least | peer | SpectraX |
-|---|---|---|---|---|---|---|---|---|---|
+*Peer* is the step time divided by that of a GPipe written by hand with `shard_map` for this one model
+(`tools/pipeline_peer.py`, one program for all stages), by paired blocks in random order, with its 95 % interval; *peer
+again* is the peer against itself, the noise. *SpectraX* is the same against the library `spectrax-lib` 0.1.4 with the
+same schedule, in a process of its own (`tools/pipeline_spectrax.py`).
+
+| stages | micro-batches | program | step | schedule | bubble | least | step / least | together | peer | SpectraX |
+|---|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -371,14 +396,19 @@ def document(results: dict[str, Any]) -> str:
     for row in rows:
         cells = [row["stages"], row["micro_batches"], row["program"], f"{row['seconds'] * 1e3:.1f} ms"]
         if "schedule" in row:
-            least = max(row["schedule"], row["work"] / min(cores, row["stages"]))
+            least = _least(row, cores)
             cells += [f"{row['schedule'] * 1e3:.1f} ms", f"{row['bubble']:.0%}", f"{least * 1e3:.1f} ms"]
-            cells += [f"{row['seconds'] / least:.2f}"]
+            cells += [f"{row['seconds'] / least:.2f}", f"{row['together']:.2f}"]
         else:
-            cells += ["", "", "", ""]
+            cells += ["", "", "", "", ""]
         for ratio in (row["against_peer"], row.get("against_spectrax")):
             cells.append("" if ratio is None else "{:.2f} ({:.2f} to {:.2f})".format(*ratio))
         lines.append(f"| {' | '.join(map(str, cells))} |")
+    if all(row["seconds"] <= _least(row, cores) * row["together"] for row in rows if "schedule" in row):
+        lines.append(
+            "\nNo step takes longer than its schedule on devices that slow each other down like this: no delay besides "
+            "is to be seen."
+        )
     noise = max(row["against_peer"][2] - row["against_peer"][1] for row in rows if "schedule" not in row)
     if noise > RESOLVED:
         lines.append(
@@ -423,6 +453,12 @@ def document(results: dict[str, Any]) -> str:
         "  that counts them as JAX does.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _least(row: dict[str, Any], cores: int) -> float:
+    """Seconds that a step takes at least, with the times of its tasks by themselves."""
+    found: float = max(row["schedule"], row["work"] / min(cores, row["stages"]))
+    return found
 
 
 if __name__ == "__main__":

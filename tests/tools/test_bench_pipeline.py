@@ -21,7 +21,8 @@ def test_the_peer_trains_the_same_model():
 def test_the_document_bounds_a_step_by_the_cores(monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     row = {"stages": 4, "micro_batches": 8, "program": "1f1b", "seconds": 0.3, "schedule": 0.1, "bubble": 0.25,
-           "work": 0.4, "against_peer": [1.1, 1.0, 1.2], "against_spectrax": [0.5, 0.4, 0.6]}  # fmt: skip
+           "work": 0.4, "together": 1.25, "against_peer": [1.1, 1.0, 1.2],
+           "against_spectrax": [0.5, 0.4, 0.6]}  # fmt: skip
     peer = {"stages": 4, "micro_batches": 8, "program": "peer again", "seconds": 0.3, "against_peer": [1.0, 0.8, 1.3]}
     text = document(
         {
@@ -32,7 +33,10 @@ def test_the_document_bounds_a_step_by_the_cores(monkeypatch):
             "compile": [{"stages": 8, "cut_seconds": 1.0, "first_step_seconds": 2.0, "compilations": 11, "loaded": 29}],
         }
     )
-    assert "| 4 | 8 | 1f1b | 300.0 ms | 100.0 ms | 25% | 200.0 ms | 1.50 | 1.10 (1.00 to 1.20) | 0.50 (0.40 to" in text
-    assert "| 4 | 8 | peer again | 300.0 ms |  |  |  |  | 1.00 (0.80 to 1.30) |  |" in text
+    assert (
+        "| 4 | 8 | 1f1b | 300.0 ms | 100.0 ms | 25% | 200.0 ms | 1.50 | 1.25 | 1.10 (1.00 to 1.20) | 0.50 (0.40 to"
+        in text
+    )
+    assert "| 4 | 8 | peer again | 300.0 ms |  |  |  |  |  | 1.00 (0.80 to 1.30) |  |" in text
     assert "the peer against itself spreads over 0.50" in text
     assert "| 8 | 40 | 11 | 29 |" in text
