@@ -11,12 +11,19 @@ import numpy as np
 
 
 @jax.jit
-def train_step(w, x):
-    loss, grad = jax.value_and_grad(lambda w: ((x @ w - 1) ** 2).mean())(w)
-    return w - 0.1 * grad, loss
+def train_step(weights, x):
+    def loss_fn(weights):
+        h = x
+        for w in weights:
+            h = jnp.tanh(h @ w)
+        return ((h - 1) ** 2).mean()
+
+    loss, grads = jax.value_and_grad(loss_fn)(weights)
+    return [w - 0.1 * g for w, g in zip(weights, grads, strict=True)], loss
 
 
 def fail(how):
+    print("fails at", time.time(), flush=True)
     if how == "raise":
         raise ValueError("bad batch")
     if how == "kill":
@@ -25,10 +32,10 @@ def fail(how):
         sys.exit(3)
 
 
-w = jnp.zeros((8, 8))
+weights = [jnp.eye(8) / 2] * 4
 x = np.ones((4, 8), np.float32)
 for step in range(2000):
-    w, loss = train_step(w, x)
+    weights, loss = train_step(weights, x)
     print("step", step, float(loss))
     if step == 2:
         print("pid", os.getpid())
