@@ -1,74 +1,105 @@
-"""Does any device hold more than its share while the state is made? Four processes of one device each, as a pipeline.
+"""Does any device hold more than its share while the state is made? Four processes of one device each.
 
-    python tools/startup_memory.py                     # 1 GiB of state a device
-    python tools/startup_memory.py --width 1024        # smaller
-    python tools/startup_memory.py search.pin.stages=2 search.pin.model=2
+    python tools/startup_memory.py                          # a pipeline of four stages, 1 GiB of state a device
+    python tools/startup_memory.py --made jitted            # the state is made by a jitted function
+    python tools/startup_memory.py search.pin.stages=1 search.pin.model=4      # another plan
+    python tools/startup_memory.py --width 2304             # smaller; not for the document
 
 The measure is the peak of a process's resident memory over start-up and two steps, less that of the same script at
 tiny size, as a multiple of the device's share of the state. The limit is 1.2. The control is the same script without
 us, which holds all of the state on one device: it must fail. Needs as much memory as the state, twice.
+
+Runs at full size are kept in `outputs/startup_memory/results.json`, and `docs/startup_memory.md` is written from them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = Path(__file__).with_name("startup_memory_script.py")
+RESULTS = ROOT / "outputs" / "startup_memory" / "results.json"
+DOCUMENT = ROOT / "docs" / "startup_memory.md"
 PROCESSES, LIMIT, TINY = 4, 1.2, 32
 # 9 times the parameters (their values, two moments, six averages) in 8 layers of width ** 2: 4 GiB.
 WIDTH = 3908
+GIB = 2**30
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--width", type=int, default=WIDTH, help="of the model; a multiple of 4")
+    parser.add_argument("--made", choices=["eager", "jitted"], default="eager", help="how the script makes its state")
     parser.add_argument("pins", nargs="*", default=["search.pin.stages=4"], help="overrides of automap-launch")
     given = parser.parse_args()
+    row = measured(given.width, given.made, given.pins)
+    print(json.dumps(row, indent=1))
+    if given.width == WIDTH:
+        rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        rows[f"{' '.join(given.pins)}, {given.made}"] = row
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps(rows, indent=1))
+        DOCUMENT.write_text(document(list(rows.values())))
+    return 0 if holds(row) else 1
+
+
+def measured(width: int, made: str, pins: Sequence[str]) -> dict[str, Any]:
+    """Bytes of the state, and peaks over those at tiny size: of each rank, and of the script by itself."""
     with tempfile.TemporaryDirectory() as folder:
-        state, launched = launched_peaks(given.width, given.pins, Path(folder) / "full")
-        _, before = launched_peaks(TINY, given.pins, Path(folder) / "tiny")
-        _, alone = alone_peak(given.width)
-        _, alone_before = alone_peak(TINY)
-    share = state / PROCESSES
-    print(f"state {state / 2**30:.2f} GiB, share of a device {share / 2**30:.2f} GiB, limit {LIMIT}")
-    worst = 0.0
-    for rank, (peak, base) in enumerate(zip(launched, before, strict=True)):
-        worst = max(worst, (peak - base) / share)
-        print(f"rank {rank}: {(peak - base) / share:.2f} x its share")
-    control = (alone - alone_before) / share
-    print(f"control, one device: {control:.2f} x the share")
-    holds = worst <= LIMIT < control
-    print("holds" if holds else "does not hold")
-    return 0 if holds else 1
+        state, launched = launched_peaks(width, made, pins, Path(folder) / "full")
+        _, before = launched_peaks(TINY, made, pins, Path(folder) / "tiny")
+        _, alone = alone_peak(width, made)
+        _, alone_before = alone_peak(TINY, made)
+    return {
+        "pins": list(pins),
+        "made": made,
+        "state": state,
+        "ranks": [peak - base for peak, base in zip(launched, before, strict=True)],
+        "control": alone - alone_before,
+    }
 
 
-def launched_peaks(width: int, pins: list[str], folder: Path) -> tuple[int, list[int]]:
+def shares(row: dict[str, Any]) -> tuple[list[float], float]:
+    """Peaks of the ranks and of the control as multiples of a device's share."""
+    share = row["state"] / PROCESSES
+    return [peak / share for peak in row["ranks"]], row["control"] / share
+
+
+def holds(row: dict[str, Any]) -> bool:
+    ranks, control = shares(row)
+    return max(ranks) <= LIMIT < control
+
+
+def launched_peaks(width: int, made: str, pins: Sequence[str], folder: Path) -> tuple[int, list[int]]:
     """Bytes of the state, and of each rank's peak."""
     overrides = [
         "cluster=local",
         f"cluster.devices={PROCESSES}",
         f"launcher.processes={PROCESSES}",
         "tracking=none",
+        "++search.trial=off",  # a trial makes the state of several plans, one after the other
         f"hydra.run.dir={folder}",
         *pins,
     ]
-    command = [sys.executable, "-m", "automap_launch", *overrides, "--", str(SCRIPT), str(width)]
+    command = [sys.executable, "-m", "automap_launch", *overrides, "--", str(SCRIPT), str(width), made]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found = [read(path.read_text()) for path in sorted((folder / "logs").glob("rank_?.log"))]
     return found[0][0], [peak for _, peak in found]
 
 
-def alone_peak(width: int) -> tuple[int, int]:
+def alone_peak(width: int, made: str) -> tuple[int, int]:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(width)], check=True, capture_output=True, text=True, env=environment
-    )
+    command = [sys.executable, str(SCRIPT), str(width), made]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return read(done.stdout)
 
 
@@ -78,6 +109,38 @@ def read(output: str) -> tuple[int, int]:
     if found is None:
         raise ValueError(f"the script printed no peak: {output[-500:]}")
     return int(found[1]), int(found[2])
+
+
+HEADER = """\
+# Memory while the state is made
+
+Written by `python tools/startup_memory.py`. A script makes its state as if for one device, and it never exists on one:
+what is large is recorded instead of evaluated (`frontends/deferred.py`), and replayed at the first step, straight into
+the plan's shardings.
+
+Four processes of one CPU device each. The figures are peaks of a process's resident memory over start-up and two
+steps, less that of the same script at tiny size, as multiples of the device's share of the state. The limit is {limit}.
+The control is the script by itself on one device, which must be above it. Gradients are in the figures: a ninth of the
+state here, which is parameters, Adam's moments and six averages.
+
+| plan | state made by | state a device | ranks | control | |
+|---|---|---|---|---|---|
+"""
+
+
+def document(rows: Sequence[dict[str, Any]]) -> str:
+    """The document, a line a run."""
+    lines = [HEADER.format(limit=LIMIT)]
+    for row in rows:
+        ranks, control = shares(row)
+        plan = ", ".join(pin.removeprefix("search.pin.") for pin in row["pins"])
+        found = ", ".join(f"{value:.2f}" for value in ranks)
+        verdict = "holds" if holds(row) else "does not hold"
+        lines.append(
+            f"| {plan} | {row['made']} code | {row['state'] / PROCESSES / GIB:.2f} GiB | {found} | {control:.2f} | "
+            f"{verdict} |\n"
+        )
+    return "".join(lines)
 
 
 if __name__ == "__main__":

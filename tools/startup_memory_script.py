@@ -1,6 +1,7 @@
 """A training script with much state: parameters, Adam's moments and averages of the parameters over several spans.
 
-Run by `startup_memory.py`; prints the bytes of its state, and the peak of its resident memory after the first step.
+`startup_memory_script.py WIDTH eager|jitted`: how it makes its state. Run by `startup_memory.py`; prints the bytes of
+its state, and the peak of its resident memory after two steps.
 """
 
 import functools
@@ -44,7 +45,7 @@ def train_step(state, x, y):
 
 rng = np.random.default_rng(0)
 x, y = (rng.normal(size=(BATCH, WIDTH)).astype(np.float32) for _ in range(2))
-state = init(jax.random.key(0))
+state = (jax.jit(init) if sys.argv[2] == "jitted" else init)(jax.random.key(0))
 size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 for _ in range(2):
     state, loss = train_step(state, x, y)
