@@ -135,31 +135,56 @@ def least_waits(sent: Array) -> tuple[Array, Array]:
     return before, after
 
 
-def least_seconds_of_runs(costs: BlockCosts, runs: RunCosts, stages: int, schedule: Schedule) -> Array:
-    """float64[stages, blocks, blocks + 1]: what a step takes at least if a run of blocks is a stage.
+@dataclass(frozen=True)
+class RunBounds:
+    """What a step takes at least if a run of blocks is a stage; [stage, first block, end].
 
-    Args:
-      runs: `costs.every_run()`, zero where there is no run.
+    Attributes:
+      joint: float64[KINDS, ...], of a path that begins or ends with stages before the run only what follows on those.
+      before: [first block, end], before the first task of a run. there, back: what a run and its message add to the
+        way there and to the way back. after: after the last backward task of a run.
     """
+
+    joint: Array
+    before: Array
+    there: Array
+    back: Array
+    after: Array
+
+
+# For each kind of path whether it begins with the way there, and whether it ends with the way back.
+KINDS = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+
+
+def bounds_of_runs(costs: BlockCosts, runs: RunCosts, stages: int, schedule: Schedule) -> RunBounds:
+    """Bounds of all runs of a case. Args: runs: `costs.every_run()`, zero where there is no run."""
     pipelines = _Pipelines.of(costs, runs, stages, schedule)
     paths = paths_of(schedule, stages, costs.micro_batches)
-    found = _by_itself(pipelines, paths, tied=bool(costs.tied))
+    joint = _by_itself(pipelines, paths, tied=bool(costs.tied))
     if schedule == "gpipe":
-        return np.maximum(found, _queues(pipelines))
-    if stages > 2:
-        found[1:] = np.maximum(found[1:], _with_the_stage_before(pipelines, paths))
-    return found
+        joint[0] = np.maximum(joint[0], _queues(pipelines))
+    elif stages > 2:
+        joint[0, 1:] = np.maximum(joint[0, 1:], _with_the_stage_before(pipelines, paths))
+    sent = pipelines.sent[:, None]
+    return RunBounds(
+        joint,
+        runs.before,
+        there=pipelines.forward + sent,
+        back=pipelines.backward + sent,
+        after=runs.after + paths.left[:, None, None] * pipelines.weight,
+    )
 
 
 def _by_itself(pipelines: _Pipelines, paths: SchedulePaths, *, tied: bool) -> Array:
-    """By paths through a run; of the stages around it only the work that they have together is known."""
+    """`RunBounds.joint` by paths through a run; of the stages around it only the work that they have together is
+    known."""
     p, (ahead, behind) = pipelines, pipelines.waits
     tasks = np.empty((p.stages, len(COLUMNS), *p.forward.shape))
     work = p.up + p.down
     tasks[:, 0] = (work[-1] - work[:-1])[:, None] + 2 * behind
     # The next stage has at least the block after the run.
-    after = np.append(p.single[:2].sum(axis=0), 0.0)
-    tasks[:, 1] = p.forward + p.backward + after + 2 * p.sent[:, None]
+    next_block = np.append(p.single[:2].sum(axis=0), 0.0)
+    tasks[:, 1] = p.forward + p.backward + next_block + 2 * p.sent[:, None]
     tasks[:, 2], tasks[:, 3], tasks[:, 4] = p.forward, p.backward, p.weight
     flat = tasks.reshape(p.stages, len(COLUMNS), -1)
 
@@ -169,24 +194,22 @@ def _by_itself(pipelines: _Pipelines, paths: SchedulePaths, *, tied: bool) -> Ar
 
     there = np.maximum(p.runs.before, p.first + p.up[:-1, None] + ahead)
     there[0] = p.runs.before
-    back = p.final + paths.left * p.single[2, 0] + p.down[:-1, None] + ahead
-    stay, leave = longest(paths.stay) + p.runs.after, longest(paths.leave) + back
-    found: Array = there + np.maximum(stay, leave)
-    if not tied:
-        return found
-    before, after_the_end = p.at_the_end
-    forward, backward, weight = p.last_block
-    from_the_end = before + forward + (p.down[-1] - p.down) + behind
-    to_the_end = after_the_end + backward + weight + (p.up[-1] - p.up) + behind
-    others = np.arange(p.stages) < p.stages - 1  # than the last stage, which knows how long it takes itself
-    for start, of, end, stages in (
-        (there, paths.up, to_the_end, others),
-        (from_the_end, paths.late_stay, p.runs.after[None], others),
-        (from_the_end, paths.late_leave, back, others),
-        (from_the_end, paths.late_up, to_the_end, others & paths.goes_up),
-    ):
-        found[stages] = np.maximum(found, start + longest(of) + end)[stages]
-    return found
+    back = p.final + paths.left[0] * p.single[2, 0] + p.down[:-1, None] + ahead
+    whole, stay, late = np.zeros(p.shape), longest(paths.stay) + p.runs.after, np.zeros(p.shape)
+    leave = longest(paths.leave)
+    if tied:
+        others = np.arange(p.stages) < p.stages - 1  # than the last stage, which knows how long it takes itself
+        before, after = p.at_the_end
+        forward, backward, weight = p.last_block
+        from_the_end = before + forward + (p.down[-1] - p.down) + behind
+        to_the_end = after + backward + weight + (p.up[-1] - p.up) + behind
+        stay[others] = np.maximum(stay, longest(paths.up) + to_the_end)[others]
+        late[others] = (from_the_end + longest(paths.late_leave))[others]
+        whole[others] = (from_the_end + longest(paths.late_stay) + p.runs.after)[others]
+        others &= paths.goes_up
+        whole[others] = np.maximum(whole, from_the_end + longest(paths.late_up) + to_the_end)[others]
+    whole = np.maximum(np.maximum(whole, late + back), there + np.maximum(stay, leave + back))
+    return np.stack([whole, stay, late, leave])
 
 
 def _with_the_stage_before(pipelines: _Pipelines, paths: SchedulePaths) -> Array:

@@ -1,10 +1,8 @@
 """The best cuts of one case, exactly: a dynamic program over blocks bounds them, a search by bound finds them.
 
 A *case* is a plan without its cuts. A step takes at least as long as any path through the tasks of one of its stages
-(`critical_paths.py`), and as the way to a stage and its time over each micro-batch: for stage s with m micro-batches,
-seconds f, b, w of a micro-batch's forward, backward and weight part, t = f + b + w, and x of a message, m t_s and the
-way through the stages before it (for `gpipe` and `1f1b` there and back, sum of t + 2x; for `zero_bubble` one way, sum
-of f + x).
+(`critical_paths.py`). Some paths begin with the way there through the stages before it, or end with the way back
+through them, or both: of cuts that are known, these are known, too.
 
 Each is a maximum over stages of what a run of blocks costs, so its least value over all cuts of the blocks from i on is
 a dynamic program over (i, s). Cuts are then extended from the left, least bound first, as long as the bound beats the
@@ -24,26 +22,13 @@ import numpy.typing as npt
 from automap_launch.plan.block_costs import ROUNDED_BYTES, BlockCosts, RunCosts
 from automap_launch.plan.decision import Schedule
 from automap_launch.plan.timeline import in_flight
-from automap_launch.search.critical_paths import least_seconds_of_runs, sent_seconds
+from automap_launch.search.critical_paths import KINDS, RunBounds, bounds_of_runs
 
 Array = npt.NDArray[np.float64]
 
 # Plans that are timed together: at first few, so that a good one bounds the others.
 _FIRST_BATCH, _BATCH = 16, 512
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Lower bounds of runs of blocks as stages; [stage, first block, end].
-
-    Attributes:
-      own: of the step, by paths through a run that is stage s; infinite where it does not fit.
-      busy: m t of a run. way: what it adds to the way of the stages after it.
-    """
-
-    own: Array
-    busy: Array
-    way: Array
+_Open = tuple[float, tuple[int, ...], float, float, float]
 
 
 @dataclass(frozen=True)
@@ -73,13 +58,18 @@ class CutProgram:
         self.stages = stages
         self.schedule = schedule
         self._memory_limit = memory_limit
-        self._bounds = bounds_of(costs, stages, schedule, memory_limit)
-        self._rest_own, self._rest_way = _least_rest(self._bounds)
+        runs = costs.every_run()
+        fits = fitting_runs(costs, runs, stages, schedule, memory_limit + ROUNDED_BYTES)
+        some = np.isfinite(runs.forward)
+        finite = RunCosts(**{f.name: np.where(some, getattr(runs, f.name), 0.0) for f in fields(RunCosts)})
+        self._bounds = bounds_of_runs(costs, finite, stages, schedule)
+        self._bounds.joint[:, ~fits] = np.inf
+        self._rest = _least_rest(self._bounds)
 
     @property
     def lower_bound(self) -> float:
         """No plan of the case takes less; infinite where none fits."""
-        return float(max(self._rest_own[0, 0], self._rest_way[0, 0]))
+        return float(self._rest[:, 0, 0].max())
 
     def best(self, below: float, most: float = math.inf, check: Callable[[], None] = lambda: None) -> BestCuts:
         """The best plan that takes less than `below` seconds.
@@ -90,8 +80,8 @@ class CutProgram:
         """
         if self.stages == 1:
             return self._single(below)
-        # (bound, cuts, what the stages so far cost at least, the way through them)
-        open_: list[tuple[float, tuple[int, ...], float, float]] = [(self.lower_bound, (), 0.0, 0.0)]
+        # (bound, cuts, what the stages so far cost at least, the way there through them, the way back)
+        open_: list[_Open] = [(self.lower_bound, (), 0.0, 0.0, 0.0)]
         best, cuts, timed = below, None, 0
         while open_ and open_[0][0] < best and timed < most:
             check()
@@ -105,26 +95,31 @@ class CutProgram:
         bound = min(open_[0][0], best) if open_ else best
         return BestCuts(cuts, best, timed, bound)
 
-    def _next_whole(
-        self, open_: list[tuple[float, tuple[int, ...], float, float]], below: float, count: int
-    ) -> list[tuple[int, ...]]:
+    def _next_whole(self, open_: list[_Open], below: float, count: int) -> list[tuple[int, ...]]:
         """The next plans in the order of their bounds, at most `count` and _BATCH; extends cuts on the way to them."""
         blocks, bounds = self.costs.blocks, self._bounds
         whole: list[tuple[int, ...]] = []
         while open_ and open_[0][0] < below and len(whole) < min(count, _BATCH):
-            _, prefix, so_far, way = heapq.heappop(open_)
+            _, prefix, so_far, there, back = heapq.heappop(open_)
             stage, first = len(prefix), prefix[-1] if prefix else 0
             if stage == self.stages - 1:
                 whole.append(prefix)
                 continue
-            ends = np.arange(first + 1, blocks - (self.stages - stage - 1) + 1)
-            reached = np.maximum(so_far, np.maximum(bounds.own[stage, first, ends], way + bounds.busy[first, ends]))
-            onward = way + bounds.way[stage, first, ends]
-            rest = np.maximum(self._rest_own[stage + 1, ends], onward + self._rest_way[stage + 1, ends])
-            total = np.maximum(reached, rest)
+            ends = slice(first + 1, blocks - (self.stages - stage - 1) + 1)
+            way = np.maximum(there, bounds.before[first, ends])
+            reached = np.maximum(so_far, _joined(way, back, bounds.joint[:, stage, first, ends]))
+            way = way + bounds.there[stage, first, ends]
+            way_back = np.maximum(back, bounds.after[stage, first, ends]) + bounds.back[stage, first, ends]
+            total = np.maximum(reached, _joined(way, way_back, self._rest[:, stage + 1, ends]))
             for k in np.flatnonzero(total < below).tolist():
-                extended = (*prefix, int(ends[k]))
-                heapq.heappush(open_, (float(total[k]), extended, float(reached[k]), float(onward[k])))
+                state = (
+                    float(total[k]),
+                    (*prefix, first + 1 + k),
+                    float(reached[k]),
+                    float(way[k]),
+                    float(way_back[k]),
+                )
+                heapq.heappush(open_, state)
         return whole
 
     def _single(self, below: float) -> BestCuts:
@@ -155,28 +150,21 @@ def fitting_runs(
     return fits
 
 
-def bounds_of(costs: BlockCosts, stages: int, schedule: Schedule, memory_limit: float) -> Bounds:
-    """The bounds of all runs of a case."""
-    runs = costs.every_run()
-    possible = fitting_runs(costs, runs, stages, schedule, memory_limit + ROUNDED_BYTES)
-    some = np.isfinite(runs.forward)
-    runs = RunCosts(**{f.name: np.where(some, getattr(runs, f.name), 0.0) for f in fields(RunCosts)})
-    own = least_seconds_of_runs(costs, runs, stages, schedule)
-    total = runs.forward + runs.backward + runs.weight
-    sent = sent_seconds(costs, stages)[:, None]
-    way = runs.forward + sent if schedule == "zero_bubble" else total + 2 * sent
-    return Bounds(np.where(possible, own, np.inf), costs.micro_batches * total, way)
+def _joined(there: Array, back: Array | float, joint: Array) -> Array:
+    """float64[n]: the longest of the paths `joint`, float64[KINDS, n], with the ways that they begin and end with."""
+    whole: Array = (KINDS[:, :1] * there + KINDS[:, 1:] * back + joint).max(axis=0)
+    return whole
 
 
-def _least_rest(bounds: Bounds) -> tuple[Array, Array]:
-    """float64[stages + 1, blocks + 1] each: the least of `own`, and of way and busy, over all cuts from a block on."""
-    stages, blocks = bounds.own.shape[0], bounds.own.shape[1]
-    own = np.full((stages + 1, blocks + 1), np.inf)
-    way = np.full((stages + 1, blocks + 1), np.inf)
-    own[stages, blocks] = way[stages, blocks] = 0.0
+def _least_rest(bounds: RunBounds) -> Array:
+    """float64[KINDS, stages + 1, blocks + 1]: the least of `joint`, with the ways through the stages before, over all
+    cuts from a block on."""
+    kinds, stages, blocks, _ = bounds.joint.shape
+    rest = np.full((kinds, stages + 1, blocks + 1), np.inf)
+    rest[:, stages, blocks] = 0.0
     for stage in reversed(range(stages)):
-        fits = np.isfinite(bounds.own[stage])
-        own[stage, :blocks] = np.maximum(bounds.own[stage], own[stage + 1]).min(axis=1)
-        reaching = np.maximum(bounds.busy, bounds.way[stage] + way[stage + 1])
-        way[stage, :blocks] = np.where(fits, reaching, np.inf).min(axis=1)
-    return own, way
+        way = KINDS[:, :1, None] * bounds.there[stage] + KINDS[:, 1:, None] * bounds.back[stage]
+        joint = bounds.joint[:, stage]
+        reaching = np.maximum(joint, way + rest[:, stage + 1, None])
+        rest[:, stage, :blocks] = np.where(np.isfinite(joint), reaching, np.inf).min(axis=2)
+    return rest

@@ -36,7 +36,7 @@ class SchedulePaths:
       late_stay, late_leave, late_up: the same, from its first backward task on. goes_up: bool[stages], whether a
         forward task follows on that.
       near: as `leave`, with trips to the next stage only, one at least.
-      left: the weight tasks of stage 0 after its last backward task.
+      left: float64[stages], the weight tasks of each stage after its last backward task.
     """
 
     stay: Array
@@ -47,7 +47,7 @@ class SchedulePaths:
     late_up: Array
     goes_up: npt.NDArray[np.bool_]
     near: Array
-    left: int
+    left: Array
 
 
 @lru_cache(maxsize=1024)
@@ -76,10 +76,10 @@ def paths_of(schedule: Schedule, stages: int, micro_batches: int) -> SchedulePat
         goes_up.append(late < ends["up"])
         nearest = _paths(done, [], next_trips, 0, ends["leave"])
         near.append(_longest(nearest[nearest[:, 1] > 0]) if next_trips else np.zeros((1, len(COLUMNS))))
-    after = orders[0][places[0]["backward", micro_batches - 1] :]
-    left = sum(kind == "weight" for kind, _ in after)
+    last: tuple[TaskKind, int] = ("backward", micro_batches - 1)
+    left = [sum(kind == "weight" for kind, _ in own[place[last] :]) for own, place in zip(orders, places, strict=True)]
     families = {name: _padded(own) for name, own in found.items()}
-    return SchedulePaths(**families, goes_up=np.array(goes_up), near=_padded(near), left=left)
+    return SchedulePaths(**families, goes_up=np.array(goes_up), near=_padded(near), left=np.array(left, np.float64))
 
 
 def _turns(place: Places, micro_batches: int) -> list[int]:

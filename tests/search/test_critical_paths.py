@@ -8,7 +8,7 @@ import pytest
 
 from automap_launch.plan.block_costs import RunCosts, TiedParameter, crosses_hosts
 from automap_launch.plan.decision import Decision
-from automap_launch.search.critical_paths import least_seconds_of_runs, least_waits, sent_seconds
+from automap_launch.search.critical_paths import bounds_of_runs, least_waits, sent_seconds
 from automap_launch.search.schedule_paths import paths_of
 from automap_launch.search.synthetic import Distribution, SyntheticModel, draw
 
@@ -51,10 +51,8 @@ def cases(model: SyntheticModel, schedule: str):
 
 
 def bounds(costs, stages, schedule):
-    runs = costs.every_run()
-    return least_seconds_of_runs(
-        costs, RunCosts(**{k: np.where(np.isfinite(v), v, 0.0) for k, v in vars(runs).items()}), stages, schedule
-    )
+    runs = RunCosts(**{k: np.where(np.isfinite(v), v, 0.0) for k, v in vars(costs.every_run()).items()})
+    return bounds_of_runs(costs, runs, stages, schedule)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -62,7 +60,7 @@ def test_no_step_is_shorter_than_the_paths_through_any_of_its_stages(schedule):
     seen = 0
     for model in models(12):
         for stages, costs, cuts, seconds in cases(model, schedule):
-            least = bounds(costs, stages, schedule)
+            least = bounds(costs, stages, schedule).joint[0]
             for own, step in zip(cuts.tolist(), seconds.tolist(), strict=True):
                 for stage, (first, end) in enumerate(itertools.pairwise([0, *own, BLOCKS])):
                     assert least[stage, first, end] <= step * (1 + 1e-9)
@@ -76,7 +74,7 @@ def test_the_longest_path_of_a_pipeline_is_mostly_all_that_it_takes(schedule):
     shares = []
     for model in models(20, seed=1):
         for stages, costs, cuts, seconds in cases(model, schedule):
-            least = bounds(costs, stages, schedule)
+            least = bounds(costs, stages, schedule).joint[0]
             best = int(seconds.argmin())
             runs = itertools.pairwise([0, *cuts[best].tolist(), BLOCKS])
             shares.append(max(least[k, first, end] for k, (first, end) in enumerate(runs)) / seconds[best])
