@@ -72,15 +72,17 @@ compiled for eight virtual CPU devices, in float32, under the rules of the CPU b
 
 What is off by more than its limit is in bold. Collectives that the estimate did not foresee are named below each table.
 
+Plans that accumulate run two micro-batches, where the batch can be cut that way.
+
 What no rule covers, by what is known of the cause:
 
-- XLA computes cheap elementwise operations anew in each fusion that reads them (flops of resnet where its
-  convolutions are sharded and its normalisations are not).
+- XLA computes cheap elementwise operations anew in each fusion that reads them, the more of them the fewer loops there
+  are (flops where convolutions are sharded and normalisations are not, and where accumulating unrolls a model's loops).
 - An embedding's gradient that is stored sharded (ZeRO) is computed on devices in another order, and permuted.
-- Parameters of scanned layers that are stored sharded (ZeRO, state) are gathered once and lie there twice, for the
-  loops of the forward and of the backward part (memory of gpt2).
-- Where both feature dims of a convolution are sharded, XLA gathers some images once for each use (resnet, every
+- Where both feature dims of a convolution are sharded, XLA gathers some images once for each use (resnet and vgg, every
   parameter).
+- The gradient of a max-pooling is computed with the indices of its windows. XLA makes them in the forward part in some
+  plans, so that they are there for all poolings at once, and in the backward part in others (memory of vgg).
 """
 
 

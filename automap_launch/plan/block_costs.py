@@ -144,6 +144,7 @@ class BlockCosts:
       twice: of the gradients' bytes, the most that are there twice while they are reduced; 0: they are not reduced.
       sums: the share of those that the second copy has (a reduce-scatter leaves a part).
       tied: see `TiedParameter`.
+      recomputed: float64[blocks], bytes that all blocks of a stage work with at once; None: none.
     """
 
     cluster: Cluster
@@ -159,6 +160,7 @@ class BlockCosts:
     twice: float = 0.0
     sums: float = 1.0
     tied: tuple[TiedParameter, ...] = ()
+    recomputed: Array | None = None
 
     @property
     def blocks(self) -> int:
@@ -176,6 +178,9 @@ class BlockCosts:
         seconds = compute + collectives
         held = _between(self.held, first, end)
         gradients = held[..., HELD.index("gradients")] + tied_bytes
+        working = self._highest(first, end)
+        if self.recomputed is not None:
+            working = working + _between(self.recomputed, first, end)
         received = np.where(first > 0, self.boundary[first - 1], 0.0)
         forward, backward, weight, before, after = (seconds[..., k] for k in range(len(PHASES)))
         return RunCosts(
@@ -191,7 +196,7 @@ class BlockCosts:
             gradients=gradients,
             other=held[..., HELD.index("other")] + tied_bytes,
             residuals=_between(self.residuals, first, end) + received,
-            working=self._highest(first, end),
+            working=working,
             sums=self.sums * np.minimum(gradients, self.twice),
         )
 

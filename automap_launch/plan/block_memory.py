@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,15 @@ class BlockMemory:
     Attributes:
       residuals: float64[blocks, kinds], made in the block's forward part and read in the backward part.
       stacks: float64[blocks, kinds], gradients that a loop over layers stacks up: there until the last of its rounds.
+      recomputed: float64[blocks, kinds], made again for the backward part: there at once, whatever the layer, in a
+        step whose loops are written out.
       working: float64[blocks, moments, kinds], all else that is alive while the block runs, at the moments when most
         is, with the largest gradient that is made there; a gradient is added to the sums as soon as it is made.
     """
 
     residuals: Array
     stacks: Array
+    recomputed: Array
     working: Array
 
 
@@ -37,12 +40,15 @@ def block_memory(program: Program, live: Liveness) -> BlockMemory:
     blocks = max(1, len(program.blocks))
     numbers = {kind: k for k, kind in enumerate(live.kinds)}
     residuals = np.zeros((blocks, len(live.kinds)))
-    stacks = np.zeros_like(residuals)
+    stacks, recomputed = np.zeros_like(residuals), np.zeros_like(residuals)
     largest: dict[int, Birth] = {}
     transient = []
     for birth in live.births:
         if birth.residual:
             _add(residuals, birth, homes[birth.made], numbers[birth.kind])
+        elif birth.made in live.recomputed:
+            rounds = replace(birth, bytes=birth.bytes * program.ops[birth.made].times)
+            _add(recomputed, rounds, homes[birth.made], numbers[birth.kind])
         elif birth.gradient and program.ops[birth.made].times > 1:
             _add(stacks, birth, homes[birth.made], numbers[birth.kind])
         elif birth.gradient:
@@ -61,7 +67,7 @@ def block_memory(program: Program, live: Liveness) -> BlockMemory:
             working[block, place] = own[int(np.argmax(measure))]
     for block, birth in largest.items():
         working[block, :, numbers[birth.kind]] += birth.bytes
-    return BlockMemory(residuals, stacks, working)
+    return BlockMemory(residuals, stacks, recomputed, working)
 
 
 def _add(into: Array, birth: Birth, home: Shares, kind: int) -> None:

@@ -97,6 +97,9 @@ class BlockTable:
         for number, block in enumerate(program.blocks if stages > 1 else ()):
             for parameter in block.tied:
                 self._tied_readers.setdefault(parameter, []).append(number)
+        looped = {value for op in program.ops if op.times > 1 for value in op.operands}
+        homes = program.homes.arguments or (((0, 1.0),),) * len(program.arguments)
+        self._sliced = [(k, homes[k]) for k in program.parameters if program.arguments[k] in looped]
         self._site = patterns.site(self._mesh, micro_batches)
         self._costs: OrderedDict[tuple[frozenset[int], str], BlockCosts] = OrderedDict()
         links = [[alpha_beta(cluster, self._mesh, axis, kind) for axis in AXES] for kind in KINDS]
@@ -165,6 +168,9 @@ class BlockTable:
         shares = self._on_mesh.shares_of(groups, storage, self._micro_batches)
         held = totals[:, _HELD]
         held[:, HELD.index("gradients")] += self._memory.stacks @ shares
+        axes = self._on_mesh.axes_of(groups)
+        if self._alone:
+            held[:, HELD.index("other")] += self._slices(axes)
         scattered = storage != "none"
         together = float(self._on_mesh.reduced_together(shares[None])[0]) if scattered else rules.combine_bytes
         batch_parts = data * self._micro_batches if self._program.batch is not None else 1
@@ -189,7 +195,8 @@ class BlockTable:
             boundary=np.array([b.boundary_bytes / batch_parts for b in blocks] or [0.0]),
             twice=together if data > 1 else 0.0,
             sums=1 / data if scattered and rules.reduce_scatter else 1.0,
-            tied=self._tied(self._on_mesh.axes_of(groups)),
+            tied=self._tied(axes),
+            recomputed=self._memory.recomputed @ shares,
         )
 
     def _fill(self, wanted: Sequence[tuple[int, int]]) -> None:
@@ -281,6 +288,18 @@ class BlockTable:
 
     def _parts(self, spec: tuple[str | None, ...]) -> int:
         return math.prod(self._mesh[axis] for axis in spec if axis is not None)
+
+    def _slices(self, axes: Mapping[int, str]) -> Array:
+        """float64[blocks], bytes of the slices that a loop over layers takes of its parameters. A step that accumulates
+        runs without that loop, and the compiler takes all slices once, before the micro-batches."""
+        found = np.zeros(len(self.times))
+        for parameter, blocks in self._sliced:
+            value = self._program.arguments[parameter]
+            tensor = self._program.values[value]
+            spec = spec_of(self._program.dim_groups[value], tensor.shape, axes, self._mesh)
+            for block, share in blocks:
+                found[block] += share * tensor.bytes / self._parts(spec)
+        return found
 
     def _tied(self, axes: Mapping[int, str]) -> tuple[TiedParameter, ...]:
         found = []

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from automap_launch.plan.decision import STORAGES
 from automap_launch.plan.platforms import PlatformRules
+from automap_launch.plan.recomputing import recomputed_in_loops
 from automap_launch.plan.traffic import Traffic
 from automap_launch.program.program import Program
 
@@ -54,6 +55,8 @@ class Liveness:
       reduced_apart: the update sums over gradients' dims (Adafactor, a global norm). Where those are stored sharded,
         each sum is over the devices, too, and waits for its gradient: the compiler joins the reduction of a gradient
         with the sum before it and with no other gradient's.
+      recomputed: operations of loops that a step without these loops runs early, all rounds' together
+        (`PlatformRules.breadth_first`).
     """
 
     kinds: tuple[Kind, ...]
@@ -61,6 +64,7 @@ class Liveness:
     gradients: npt.NDArray[np.float64]
     births: tuple[Birth, ...] = ()
     reduced_apart: bool = False
+    recomputed: frozenset[int] = frozenset()
 
     @cached_property
     def largest_gradients(self) -> npt.NDArray[np.float64]:
@@ -165,7 +169,8 @@ def liveness_of(program: Program, traffic: Traffic, rules: PlatformRules) -> Liv
     moments = _peaks(curves.sum(axis=0), [k for kind, k in kinds.items() if program.batch in kind.groups])
     names = tuple(kinds) or (Kind(frozenset()),)
     apart = any(op.part == "update" and op.name == "reduce" and op.contracted for op in ops)
-    return Liveness(names, curves[0, moments], curves[1, moments], tuple(alive), apart)
+    early = recomputed_in_loops(program) if rules.breadth_first else frozenset()
+    return Liveness(names, curves[0, moments], curves[1, moments], tuple(alive), apart, early)
 
 
 def _peaks(live: npt.NDArray[np.float64], batch_kinds: list[int]) -> npt.NDArray[np.int64]:
