@@ -5,7 +5,8 @@
 
 Each recipe's script is captured as a launch does. Each plan is compiled for eight virtual CPU devices, and the bytes of
 each kind of collective, the memory and the floating-point operations of the compiled module stand against the
-estimate. What was compiled is kept in `outputs/estimates/` by the digest of what went into the compiler.
+estimate. What was compiled is kept in `outputs/estimates/` by the digest of what went into the compiler, so that a run
+that was broken off goes on where it was.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from automap_launch.plan.decision import Decision, Storage  # noqa: E402
 from automap_launch.plan.derive import derive_layout  # noqa: E402
 from automap_launch.plan.execution import Execution  # noqa: E402
 from automap_launch.plan.explain import describe_mesh  # noqa: E402
+from automap_launch.plan.layout import Layout  # noqa: E402
 from automap_launch.plan.sharding import mesh_of, why_invalid  # noqa: E402
 from automap_launch.program.analyse import analyse  # noqa: E402
 from automap_launch.program.program import Program  # noqa: E402
@@ -52,6 +55,8 @@ RECIPES = ("quickstart", "t5_tiny", "bert_tiny", "gpt2_tiny", "resnet_tiny", "vg
 DEVICES = 8
 MICRO_BATCHES = 2  # of the plans that accumulate gradients
 LIMITS = {"bytes": 0.15, "memory": 0.20, "flops": 0.05}
+# Of the package, that between them make the module that is compiled.
+ROOMS = ("program", "split", "runtime")
 # Kinds of collectives that carry less than this share of a plan's bytes are named, and judged by no limit.
 SMALL = 0.02
 
@@ -209,24 +214,15 @@ def compare(program: Program, name: str, decision: Decision) -> Row:
 
 def compiled(program: Program, decision: Decision) -> Compiled:
     """The plan compiled by XLA for the virtual devices, or what is known of it from before."""
-    layout = derive_layout(program, decision)
-    step = program.step
-    executable = build_executable(step, layout, Execution(micro_batches=decision.micro_batches))
-    assert isinstance(executable, Executable), "a plan of one stage is one executable"
-    lowered = executable.lower()
-    digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:24]
-    text, facts = FOLDER / "modules" / f"{digest}.hlo", FOLDER / "modules" / f"{digest}.json"
-    if not facts.exists():
-        made = lowered.compile()
-        memory, cost = made.memory_analysis(), made.cost_analysis()
-        text.parent.mkdir(parents=True, exist_ok=True)
-        text.write_text(made.as_text())
-        held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
-        record: dict[str, Any] = {
-            "memory": held + memory.temp_size_in_bytes,
-            "flops": cost["flops"] + cost.get("transcendentals", 0.0),
-        }
-        facts.write_text(json.dumps(record))
+    modules = FOLDER / "modules"
+    modules.mkdir(parents=True, exist_ok=True)
+    layout, execution = derive_layout(program, decision), Execution(micro_batches=decision.micro_batches)
+    inputs = f"{program.step.fingerprint} {layout} {execution} {_code()}"
+    known = modules / f"{hashlib.sha256(inputs.encode()).hexdigest()[:24]}.lowered"
+    if not known.exists():
+        known.write_text(_compile(program.step, layout, execution, modules))
+    digest = known.read_text()
+    text, facts = modules / f"{digest}.hlo", modules / f"{digest}.json"
     record = json.loads(facts.read_text())
     module = CompiledModule(text.read_text())
     found: dict[tuple[str, str], list[CompiledCollective]] = defaultdict(list)
@@ -236,6 +232,33 @@ def compiled(program: Program, decision: Decision) -> Compiled:
         key: (sum(c.size for c in own), tuple(dict.fromkeys(c.origin for c in own))) for key, own in found.items()
     }
     return Compiled(totals, record["memory"], record["flops"] + module.repeated_flops)
+
+
+def _compile(step: TrainStep, layout: Layout, execution: Execution, folder: Path) -> str:
+    """Compiles a plan unless the same module was compiled before; the digest of the module, by which it is kept."""
+    executable = build_executable(step, layout, execution)
+    assert isinstance(executable, Executable), "a plan of one stage is one executable"
+    lowered = executable.lower()
+    digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:24]
+    facts = folder / f"{digest}.json"
+    if not facts.exists():
+        made = lowered.compile()
+        memory, cost = made.memory_analysis(), made.cost_analysis()
+        held = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+        record: dict[str, Any] = {
+            "memory": held + memory.temp_size_in_bytes,
+            "flops": cost["flops"] + cost.get("transcendentals", 0.0),
+        }
+        (folder / f"{digest}.hlo").write_text(made.as_text())
+        facts.write_text(json.dumps(record))
+    return digest
+
+
+@cache
+def _code() -> str:
+    """A digest of the code that makes modules of plans."""
+    files = [path for room in ROOMS for path in sorted((ROOT / "automap_launch" / room).glob("**/*.py"))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def cluster() -> Cluster:
