@@ -84,8 +84,8 @@ What no rule covers, by what is known of the cause:
 - XLA computes cheap elementwise operations anew in each fusion that reads them, the more of them the fewer loops there
   are (flops where convolutions are sharded and normalisations are not, and where accumulating unrolls a model's loops).
 - An embedding's gradient that is stored sharded (ZeRO) is computed on devices in another order, and permuted.
-- Where both feature dims of a convolution are sharded, XLA gathers some images once for each use (resnet and vgg, every
-  parameter).
+- Where both feature dims of a convolution are sharded, XLA gathers most images for each use, and some once (resnet,
+  every parameter).
 - The gradient of a max-pooling is computed with the indices of its windows. XLA makes them in the forward part in some
   plans, so that they are there for all poolings at once, and in the backward part in others (memory of vgg).
 """

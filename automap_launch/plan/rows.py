@@ -44,7 +44,8 @@ class Row:
       part: what needs no batch counts as forward.
       contracted: as `Op.contracted`.
       whole: (index into operands + results, dim) pairs that must be gathered here before the row can run.
-      again: operands that a product before this one read: where they have to be gathered, they are already.
+      again: operands that a matrix product before this one read: where they have to be gathered, they are already.
+        (XLA gathers the image of a convolution anew for its weights' gradient, as a rule.)
       gradient: its partial sums are gradients: no other part of the step waits for them but the update.
       once: it needs no batch, or is part of the update: it runs once a step however many micro-batches there are.
       blocks: of `count`, how much is in which block.
@@ -99,7 +100,7 @@ def rows_of(program: Program, traffic: Traffic) -> list[Row]:
         gradient = op.part == "backward" and bool(op.contracted)
         part = "forward" if op.part == "constant" else op.part
         again: frozenset[int] = frozenset()
-        if op.name in PRODUCTS:
+        if op.name == "dot_general":
             again = frozenset(position for position, value in enumerate(op.operands) if value in multiplied)
             multiplied.update(op.operands)
         once = op.part in ("constant", "update")

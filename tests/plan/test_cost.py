@@ -209,3 +209,18 @@ def test_thousands_of_plans_a_second_whatever_the_programs_length():
     for _ in range(20):
         model.estimate_many(decisions)
     assert 20 * len(decisions) / (time.perf_counter() - started) > 1000
+
+
+@pytest.mark.parametrize(("name", "times"), [("dot_general", 1), ("convolution", 2)])
+def test_a_product_reads_what_was_gathered_before_and_a_convolution_gathers_again(name, times):
+    b = Builder()
+    batch, inner, outer = b.group("batch"), b.group("parameter"), b.group("parameter")
+    x = b.argument("batch/x", (BATCH, IN), (batch, inner), role="batch")
+    for number in range(2):
+        w = b.argument(f"params/{number}", (IN, HIDDEN), (None, outer), parameter=True)
+        y = b.value((BATCH, HIDDEN), (batch, outer))
+        b.op(name, (x, w), (y,), flops=2 * BATCH * IN * HIDDEN, contracted=((0, 1), (1, 0)))
+        b.result(y)
+    model = CostModel(b.program(), cluster())
+    (gather,) = model.breakdown(Decision(1, 8, frozenset({inner, outer}))).collectives
+    assert (gather.kind, gather.bytes) == ("all_gather", times * 4 * BATCH * IN)
