@@ -93,6 +93,10 @@ class RunFolder:
         """The layout of a plan that is tried against the launch's own."""
         return self.root / "trial" / f"{name}.layout.json"
 
+    def rival_plan(self, name: str) -> Path:
+        """A plan that is tried against the launch's own."""
+        return self.root / "trial" / f"{name}.yaml"
+
     @property
     def launch_spec(self) -> Path:
         return self.root / "launch.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,12 @@ from automap_launch.cluster.file import cluster_from_config, load_cluster, save_
 from automap_launch.cluster.local_devices import local_devices
 from automap_launch.config import Config, resolve_entry
 from automap_launch.contest import DATA_PARALLEL
-from automap_launch.errors import AutomapError, ClusterMismatchError, ConfigError, ScriptError
+from automap_launch.errors import AutomapError, CaptureError, ClusterMismatchError, ConfigError, ScriptError
 from automap_launch.frontends.capture import capture
 from automap_launch.interruption import Interrupted, Interruption, interruptible
 from automap_launch.launcher.failure import WorkerFailure
+from automap_launch.launcher.host_group import HostGroup
+from automap_launch.launcher.place import Place, find_place
 from automap_launch.launcher.spec import LaunchSpec, Rival
 from automap_launch.launcher.step_builder import FAVOURITE
 from automap_launch.launcher.supervisor import launch
@@ -63,6 +66,8 @@ class Workflow:
         self.recipe_folders = recipe_folders
         self.summary = Summary(folder.summary, config.mode)
         self.tracking: Tracking | None = None
+        self.place = Place()
+        self.hosts: HostGroup | None = None
         self._layout_trained = folder.layout
         self._speedup_measured: float | None = None
 
@@ -99,16 +104,22 @@ class Workflow:
         with interruptible() as interruption:
             cluster = self._find_cluster()
             self._found(cluster)
+            if mode in ("train", "run"):
+                self._meet_hosts(cluster)
             step = self._capture(entry, cluster)
             if mode == "capture":
                 return
             self.tracking = self._open_tracking()
             program = self._analyse(step, given)
             model = CostModel(program, cluster, self.config.search.memory_fraction)
-            if given is not None:
+            if self.place.host > 0:
+                plans = self._plans_of_host_0(model)
+            elif given is not None:
                 plans = {FAVOURITE: self._check_plan(given, model)}
             else:
                 plans = self._search(model, interruption)
+            if self.place.host == 0:
+                self._send_plans(step, plans)
             rivals = self._lay_out(plans, program)
             self._record_plan(plans[FAVOURITE], model)
             if mode == "plan":
@@ -152,6 +163,56 @@ class Workflow:
             f"({cluster.platform})" + (f", {cluster.source}" if self.config.cluster.is_local else "")
         )
 
+    def _meet_hosts(self, cluster: Cluster) -> None:
+        """Waits for the launchers of the other hosts, where there are any."""
+        self.place = find_place(self.config.launcher, os.environ)
+        hosts = self.place.hosts
+        if hosts == 1:
+            return
+        if self.config.cluster.is_local:
+            raise ConfigError(
+                f"cluster=local is this host alone, and launcher.hosts={hosts}",
+                hint="name a cluster of so many hosts: cluster=v100_2x8, or cluster.file=FILE for one of your own",
+            )
+        if cluster.hosts != hosts:
+            raise ClusterMismatchError(
+                f"the cluster {cluster.name} has {cluster.hosts} hosts, and launcher.hosts={hosts}",
+                hint=f"start automap-launch on {cluster.hosts} hosts, or name a cluster of {hosts}",
+            )
+        self.terminal.note(f"host {self.place.host} of {hosts}: waiting for the others at {self.place.coordinator}")
+        self.hosts = HostGroup.meet(self.place, parse_duration(self.config.launcher.start_timeout))
+        self.terminal.note(f"hosts: {', '.join(self.hosts.names)}")
+
+    def _send_plans(self, step: TrainStep, plans: dict[str, Plan]) -> None:
+        """Gives the other hosts what was planned here."""
+        if self.hosts is None:
+            return
+        paths = {name: self.folder.plan if name == FAVOURITE else self.folder.rival_plan(name) for name in plans}
+        for name, path in paths.items():
+            save_plan(plans[name], path)
+        value = {"fingerprint": step.fingerprint, "plans": {name: path.read_text() for name, path in paths.items()}}
+        self.hosts.exchange(value)
+        self.hosts.require_all("it captured the train step")
+
+    def _plans_of_host_0(self, model: CostModel) -> dict[str, Plan]:
+        """The plan and its rivals, as host 0 found them."""
+        assert self.hosts is not None
+        self.terminal.note("host 0 makes the plan")
+        found = self.hosts.exchange(None)[0]
+        self.hosts.require_all("it made the plan")
+        if found["fingerprint"] != model.program.step.fingerprint:
+            raise CaptureError(
+                f"the train step on host {self.place.host} is another program than on host 0",
+                hint="all hosts run the same script, with the same arguments, data shapes and versions of its packages",
+            )
+        plans = {}
+        for name, text in found["plans"].items():
+            path = self.folder.plan if name == FAVOURITE else self.folder.rival_plan(name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+            plans[name] = check_plan(load_plan(path), model.program, model.cluster, self.config.search.memory_fraction)
+        return plans
+
     def _capture(self, entry: Entry, cluster: Cluster) -> TrainStep:
         self.summary.update(phase="capture")
         self.terminal.note(f"capturing the train step of {entry.script or entry.module}")
@@ -178,7 +239,10 @@ class Workflow:
         return program
 
     def _open_tracking(self) -> Tracking:
-        tracking = Tracking.open(self.config.tracking, self.folder, self.resolved_config, self.terminal.progress)
+        config = self.config.tracking
+        if self.place.host > 0:
+            config = dataclasses.replace(config, mode="disabled")  # the run is host 0's
+        tracking = Tracking.open(config, self.folder, self.resolved_config, self.terminal.progress)
         self.summary.update(tracking=tracking.info)
         return tracking
 
@@ -221,7 +285,7 @@ class Workflow:
     def _record_plan(self, plan: Plan, model: CostModel) -> None:
         assert self.tracking is not None
         self._summarise(plan)
-        for table in explain(plan, model):
+        for table in explain(plan, model) if self.place.host == 0 else ():
             self.terminal.show(table)
         checks = [Check(**check) for check in self.summary.record["search"]["verified"] or ()]
         if any(check.compiled_memory_bytes is not None for check in checks):
@@ -249,25 +313,36 @@ class Workflow:
         """Raises ClusterMismatchError when the plan's cluster is not the machine at hand."""
         if self.config.cluster.is_local:
             return
-        if cluster.hosts == 1 and cluster.platform == "cpu":
+        here = cluster.hosts == self.place.hosts
+        if here and cluster.platform == "cpu":
             return  # as many virtual devices as one wants
         found = local_devices(cluster.platform)
-        if cluster.hosts == 1 and found >= cluster.devices_per_host:
+        if here and found >= cluster.devices_per_host:
             return
         wanted = f"{cluster.hosts} x {cluster.devices_per_host} {cluster.device.name} ({cluster.platform})"
         raise ClusterMismatchError(
             f"the plan is for {wanted}, and this machine has {found} device(s) of platform {cluster.platform}",
-            hint=f"the plan is in {self.folder.plan}; start it there with:\n    {self._command_for_plan(entry)}",
+            hint=f"the plan is in {self.folder.plan}; start it there{self._on_each_host(cluster)} with:\n"
+            f"    {self._command_for_plan(entry, cluster)}",
         )
 
-    def _command_for_plan(self, entry: Entry) -> str:
+    @staticmethod
+    def _on_each_host(cluster: Cluster) -> str:
+        if cluster.hosts == 1:
+            return ""
+        last = cluster.hosts - 1
+        return f", on each host with its own number, launcher.host=0 to {last} (`srun` sets all launcher.host* itself),"
+
+    def _command_for_plan(self, entry: Entry, cluster: Cluster) -> str:
         # As the user wrote it; a recipe names its script relative to its own folder.
         script = self.config.entry.script if self.config.entry.from_command_line else entry.script
         program = ["-m", entry.module] if entry.module else [script or ""]
         plan = f"plan={self.folder.plan}"
         config = self.config.cluster
-        cluster = f"cluster={config.name}" if config.file is None else f"cluster.file={config.file}"
-        return shlex.join(["automap-launch", "mode=run", cluster, plan, "--", *program, *entry.args])
+        named = f"cluster={config.name}" if config.file is None else f"cluster.file={config.file}"
+        several = [f"launcher.hosts={cluster.hosts}", "launcher.host=0", "launcher.coordinator=HOST_0:29500"]
+        hosts = several if cluster.hosts > 1 else []
+        return shlex.join(["automap-launch", "mode=run", named, plan, *hosts, "--", *program, *entry.args])
 
     def _train(self, entry: Entry, cluster: Cluster, plans: dict[str, Plan], rivals: tuple[Rival, ...]) -> None:
         assert self.tracking is not None
@@ -285,7 +360,9 @@ class Workflow:
             entry=entry,
             frontend=dataclasses.asdict(self.config.frontend),
             platform=cluster.platform,
-            processes=launcher.processes,
+            processes=launcher.processes * cluster.hosts,
+            hosts=cluster.hosts,
+            host=self.place.host,
             devices_per_process=each,
             train_step=str(self.folder.train_step.resolve()),
             layout=str(self.folder.layout.resolve()),
@@ -302,7 +379,7 @@ class Workflow:
             if isinstance(trial, TrialEvent):
                 self._end_trial(trial, plans[trial.chosen])
 
-        result = launch(spec, launcher, self.folder, on_event, self.terminal.stream)
+        result = launch(spec, launcher, self.folder, on_event, self.terminal.stream, group=self.hosts)
         self.summary.update(attempts=result.attempts, train=self.tracking.train_summary())
         if result.failure is not None:
             raise _failed(result.failure, result.exit_code)
@@ -319,7 +396,9 @@ class Workflow:
             self._speedup_measured = plain / chosen
 
     def _finish(self) -> None:
-        """Writes the report and closes tracking, however the run ended."""
+        """Writes the report and closes what is open, however the run ended."""
+        if self.hosts is not None:
+            self.hosts.close()
         if self.tracking is None:
             return
         try:

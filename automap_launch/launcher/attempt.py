@@ -37,7 +37,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _WorkersMet:
-    """Rank 0 has written its first event."""
+    """This host's first rank has written its first event."""
+
+
+@dataclass(frozen=True)
+class OtherHostFailed:
+    """The launcher of another host says so, or has gone."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +114,11 @@ class Attempt:
     def _start(self) -> None:
         spec, folder = self._spec, self._spec.folder
         read_end, write_end = os.pipe()
-        self._feed = PipeReader(read_end, self._events.feed, "feed of rank 0")
+        self._feed = PipeReader(read_end, self._events.feed, f"feed of rank {spec.ranks.start}")
         try:
-            for rank in range(spec.processes):
+            for rank in spec.ranks:
                 log = RankLog(folder.rank_log(rank, spec.attempt), self._terminal.say)
-                feed = write_end if rank == 0 else None
+                feed = write_end if rank == spec.ranks.start else None
                 worker = Worker(
                     rank,
                     command=self._command,
@@ -147,6 +152,8 @@ class Attempt:
                         return None
                 case _WorkersMet():
                     self._met = True
+                case OtherHostFailed():
+                    return None
                 case SignalReceived(signum=signum):
                     if signum in PASSED_ON:
                         self._pass_on(signum)
@@ -231,7 +238,7 @@ class Attempt:
             if worker.rank not in left:  # else the guardian tries once more when we are gone
                 self._guardian.release(worker.session)
         if self._feed is not None and not self._feed.finish(_EVENTS_SECONDS):
-            self._terminal.say("events of rank 0 were lost: they were not handled in time")
+            self._terminal.say(f"events of rank {self._spec.ranks.start} were lost: they were not handled in time")
         self._events.close()
         while not self._inbox.empty():  # nothing may be left for the next attempt
             message = self._inbox.get()
@@ -277,6 +284,7 @@ def _interruption(signum: signal.Signals) -> WorkerFailure:
         exit_code=128 + signum,
         signal=signum.name,
         crash=False,
+        time=time.time(),
     )
 
 

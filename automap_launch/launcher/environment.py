@@ -30,9 +30,9 @@ def worker_environment(
     environment.update({name: str(value) for name, value in extra.items()})
     environment.update(
         RANK=str(rank),
-        LOCAL_RANK=str(rank),
+        LOCAL_RANK=str(rank - spec.ranks.start),
         WORLD_SIZE=str(spec.processes),
-        LOCAL_WORLD_SIZE=str(spec.processes),
+        LOCAL_WORLD_SIZE=str(len(spec.ranks)),
         MASTER_ADDR=host,
         MASTER_PORT=port,
         AUTOMAP_RESTART_COUNT=str(spec.attempt),

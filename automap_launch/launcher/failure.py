@@ -67,7 +67,8 @@ class WorkerFailure:
 
     `kind` is `signal` when the launcher itself was told to stop, else as in `FailureRecord`. `signal` is a name
     (`SIGKILL`). `traceback_path` is relative to the run folder. `crash` is False when nothing went wrong: the script
-    called `sys.exit`, or the user stopped the launch.
+    called `sys.exit`, or the user stopped the launch. `time`: seconds since the epoch. `echo`: most likely it only
+    followed from another rank's failure, on another host. `traceback_path` of another host's rank is a path there.
     """
 
     kind: str
@@ -82,6 +83,8 @@ class WorkerFailure:
     traceback: str = ""
     hint: str | None = None
     crash: bool = True
+    time: float = 0.0
+    echo: bool = False
 
     def error(self) -> dict[str, Any]:
         """`error` of `summary.json` (docs/contract.md)."""

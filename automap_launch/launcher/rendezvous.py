@@ -52,7 +52,7 @@ def set_up_devices(spec: LaunchSpec, rank: int) -> None:
         os.environ["JAX_PLATFORMS"] = f"{spec.platform},cpu"
     import jax
 
-    first = rank * spec.devices_per_process
+    first = (rank - spec.ranks.start) * spec.devices_per_process
     local = list(range(first, first + spec.devices_per_process))
     if spec.platform == "cuda":
         jax.config.update("jax_cuda_visible_devices", ",".join(map(str, local)))

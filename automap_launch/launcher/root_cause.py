@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from automap_launch.launcher.failure import FailureRecord, WorkerFailure
 
@@ -80,7 +80,13 @@ def root_cause(
             exit_code=exit_code(first.returncode),
         )
     alike = [e for e in failed if e.record and first.record and _what(e.record) == _what(first.record)]
-    return _failure(min(alike, key=lambda e: e.rank, default=first), host)
+    found = _failure(min(alike, key=lambda e: e.rank, default=first), host)
+    return replace(found, time=_time(first), echo=_follows_from_another(first))
+
+
+def first_of(failures: Iterable[WorkerFailure]) -> WorkerFailure | None:
+    """The root cause among those that the hosts of a launch found, each among its own workers."""
+    return min(failures, key=lambda failure: (failure.echo, failure.time), default=None)
 
 
 def exit_code(returncode: int) -> int:

@@ -39,13 +39,14 @@ class LaunchSpec:
       entry: the user's program and its own arguments.
       frontend: the config group `frontend` (`FrontendConfig`'s fields).
       platform: of the devices: `cpu`, `cuda`, `tpu`.
-      processes: number of workers.
+      processes: number of workers, those of all hosts.
       devices_per_process: devices of each worker.
       train_step: folder of the captured step (`TrainStep.load`).
       layout: file of the layout to run with. execution: how the step is cut in time and over stages.
       rivals: plans that are tried against that one on the devices; the fastest trains.
       heartbeat_seconds: a worker silent for this long counts as lost by the others.
       start_timeout_seconds: all workers must have met within this time.
+      hosts: over how many hosts the workers are spread evenly. host: number of this one.
       coordinator: `host:port` on which rank 0 serves the rendezvous; the supervisor fills it in for each attempt.
       attempt: 0 for the first start, k for the k-th restart.
     """
@@ -62,6 +63,8 @@ class LaunchSpec:
     rivals: tuple[Rival, ...] = ()
     heartbeat_seconds: float = 30.0
     start_timeout_seconds: float = 300.0
+    hosts: int = 1
+    host: int = 0
     coordinator: str = ""
     attempt: int = 0
     schema: int = field(default=SCHEMA)
@@ -70,6 +73,11 @@ class LaunchSpec:
         for name in ("processes", "devices_per_process"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} of a launch is at least 1, got {getattr(self, name)}")
+        if self.processes % self.hosts or not 0 <= self.host < self.hosts:
+            raise ValueError(
+                f"a launch has as many processes on each host, and its host is one of them, got "
+                f"{self.processes} processes on {self.hosts} hosts, host {self.host}"
+            )
         for name in ("heartbeat_seconds", "start_timeout_seconds"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} of a launch is above 0, got {getattr(self, name)}")
@@ -83,6 +91,12 @@ class LaunchSpec:
     @property
     def folder(self) -> RunFolder:
         return RunFolder(Path(self.run_dir))
+
+    @property
+    def ranks(self) -> range:
+        """Of the workers on this host; the first one reports to its launcher."""
+        each = self.processes // self.hosts
+        return range(self.host * each, (self.host + 1) * each)
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1))

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from automap_launch.errors import WorkerError
-from automap_launch.launcher.attempt import Attempt
+from automap_launch.launcher.attempt import Attempt, OtherHostFailed, Outcome
 from automap_launch.launcher.config import LauncherConfig
 from automap_launch.launcher.failure import WorkerFailure
 from automap_launch.launcher.guardian import Guardian
+from automap_launch.launcher.host_group import HostGroup
 from automap_launch.launcher.output import TerminalWriter
 from automap_launch.launcher.ports import free_port
 from automap_launch.launcher.report import failure_details, failure_report
-from automap_launch.launcher.signals import SignalInbox
+from automap_launch.launcher.root_cause import first_of
+from automap_launch.launcher.signals import PASSED_ON, SignalInbox, SignalReceived
 from automap_launch.launcher.spec import LaunchSpec
 from automap_launch.run_folder import RunFolder
 from automap_launch.units import parse_duration
@@ -59,17 +61,19 @@ def launch(
     on_event: Callable[[dict[str, Any]], None],
     terminal: TextIO,
     *,
+    group: HostGroup | None = None,
     command: Sequence[str] = WORKER_COMMAND,
 ) -> LaunchResult:
     """Runs the workers of `spec` until all have ended; starts all anew after a failure, `config.max_restarts` times.
 
     When it returns, no process of the workers is left, every event was handled, and signal handlers are as before.
-    The failure has been reported on `terminal`.
+    The failure has been reported on `terminal`. Several hosts start, fail and start again together.
 
     Args:
       spec: `coordinator` and `attempt` are filled in here.
-      on_event: gets each event of rank 0's feed, in order, in a thread of its own.
+      on_event: gets each event of the feed of this host's first rank, in order, in a thread of its own.
       terminal: shows rank 0's output live, and our messages.
+      group: of the hosts; None: this one is alone.
       command: starts a worker; the path of the spec is appended.
 
     Raises:
@@ -81,10 +85,10 @@ def launch(
     try:
         with SignalInbox(inbox), Guardian() as guardian:
             for attempt in range(config.max_restarts + 1):
-                current = dataclasses.replace(spec, coordinator=f"127.0.0.1:{free_port()}", attempt=attempt)
+                current = dataclasses.replace(spec, coordinator=_coordinator(group), attempt=attempt)
                 folder.logs.mkdir(parents=True, exist_ok=True)
                 current.save(folder.launch_spec)
-                outcome = Attempt(
+                run = Attempt(
                     current,
                     command=(*command, str(folder.launch_spec.resolve())),
                     extra_environment=config.env,
@@ -93,11 +97,12 @@ def launch(
                     inbox=inbox,
                     terminal=writer,
                     guardian=guardian,
-                ).run()
+                )
+                outcome = run.run() if group is None else _run_on_all(group, run, current, inbox)
                 failure = outcome.failure
                 if failure is None:
                     break
-                if failure.rank is not None:
+                if failure.rank is not None and failure.rank in current.ranks:
                     log = folder.rank_log(failure.rank, attempt)
                     failure = dataclasses.replace(failure, traceback_path=folder.relative(log))
                 writer.show(failure_details(failure, folder))
@@ -122,3 +127,46 @@ def launch(
         started=started,
         ended=time.time(),
     )
+
+
+def _coordinator(group: HostGroup | None) -> str:
+    """Where rank 0 serves the rendezvous of the next attempt."""
+    if group is None:
+        return f"127.0.0.1:{free_port()}"
+    port = group.exchange(free_port("") if group.place.host == 0 else None)[0]
+    group.require_all("the workers were started")
+    return f"{group.place.address}:{port}"
+
+
+def _run_on_all(group: HostGroup, attempt: Attempt, spec: LaunchSpec, inbox: queue.SimpleQueue[Any]) -> Outcome:
+    """The attempt's outcome on all hosts: the same one on each of them."""
+    with group.watch(lambda _: inbox.put(OtherHostFailed())):
+        own = attempt.run()
+    failure = own.failure
+    if failure is not None and failure.rank is not None:
+        log = spec.folder.rank_log(failure.rank, spec.attempt).resolve()
+        failure = dataclasses.replace(failure, traceback_path=str(log))
+    told = own.told_to_stop
+
+    def told_meanwhile() -> bool:
+        nonlocal told
+        while not inbox.empty():
+            message = inbox.get()
+            told |= isinstance(message, SignalReceived) and message.signum not in PASSED_ON
+        return told and failure is None
+
+    value = {"failure": None if failure is None else dataclasses.asdict(failure), "told": told}
+    values = group.exchange(value, failed=failure is not None, give_up=told_meanwhile)
+    gone = [k for k, found in enumerate(values) if found is None]
+    failures = [WorkerFailure(**found["failure"]) for found in values if found is not None and found["failure"]]
+    failures += [
+        WorkerFailure(
+            kind="worker",
+            message=f"{group.name(k)} has gone: its launcher was killed, or its network failed",
+            host=group.names[k],
+            exit_code=1,
+            time=time.time(),
+        )
+        for k in gone
+    ]
+    return Outcome(first_of(failures), told or bool(gone) or any(found["told"] for found in values if found))

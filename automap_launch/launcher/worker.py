@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     die_with_parent()
     spec, rank = LaunchSpec.load(Path(arguments[0])), int(os.environ["RANK"])
     feed = Feed.from_environment()
-    meter = Meter(feed)
+    meter = Meter(feed if rank == 0 else Feed(None))
     phase = "worker"
     try:
         set_up_devices(spec, rank)
@@ -117,7 +117,7 @@ def _prepare(spec: LaunchSpec, rank: int, feed: Feed, meter: Meter) -> None:
     frontend = FrontendConfig(**spec.frontend)
     trace = DeferredTrace(parse_bytes(frontend.materialize_limit))
     _take_the_step(spec, StepObserver(trace, meter), feed)
-    if rank == 0:
+    if rank == spec.ranks.start:
         feed.send(ReadyEvent(time.time(), spec.processes, jax.device_count(), spec.attempt))
     if frontend.world == "single":
         enter_single_world()
