@@ -194,7 +194,8 @@ def _window_indices(program: Program, makers: dict[int, int]) -> list[Birth]:
             kind = Kind(frozenset(g for g in program.dim_groups[op.operands[0]] if g is not None))
             size = _INDEX_BYTES * len(image.shape) * (image.size + windows.size)
             made = makers.get(op.operands[0], 0)
-            found.append(Birth(made, i, kind, size, gradient=False, made=made, residual=True))
+            kept = program.ops[made].part == "forward"
+            found.append(Birth(made, i, kind, size, gradient=False, made=made, residual=kept))
     return found
 
 

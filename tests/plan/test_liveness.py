@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from automap_launch.plan.decision import STORAGES
 from automap_launch.plan.liveness import Kind, liveness_of
@@ -156,3 +157,16 @@ def test_gradients_that_the_update_sums_over_are_reduced_one_by_one():
     assert plain.reduced_together(halves, 1e9).tolist() == [1e9]
     assert summed.reduced_together(halves, 1e9).tolist() == [0.5 * 4 * 64 * 1024]
     assert summed.reduced_together(halves, 100.0).tolist() == [100.0]
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_indices_of_a_pooling_are_kept_for_its_gradient_if_the_forward_part_has_what_they_are_made_of(part):
+    b = Builder()
+    x, g, out = b.value((8, 8), (None, None)), b.value((4, 4), (None, None)), b.value((8, 8), (None, None))
+    b.op("pad", (), (x,), part=part)
+    b.op("dot_general", (), (g,), part="backward")
+    b.op("select_and_scatter", (x, g), (out,), part="backward")
+    b.result(out)
+    live, _ = peak(b.program())
+    (indices,) = [birth for birth in live.births if birth.bytes == 4 * 2 * (64 + 16)]
+    assert indices.residual == (part == "forward")
