@@ -1,50 +1,45 @@
-"""What the launcher's wrapper costs a TensorFlow step on one device: `python tools/bench_overhead_tf.py`.
+"""Writes `docs/overhead_tensorflow.md`: what the launcher's wrapper costs a step of TensorFlow on one device.
+
+    python tools/bench_overhead_tf.py                               # 250 steps of each program
+    python tools/bench_overhead_tf.py --case tf_bert --rounds 25    # as many more; kept in outputs/overhead/
 
 The unmodified recipe `tf_bert` runs up to the first call of its train step, twice, so that there are two models. The
-first one's step is repeated by TensorFlow with XLA (`plain`, and the same again for the noise), the second one's with a
-worker's hooks, the captured module on JAX's runtime, and the meter (`wrapped`). See `bench_overhead.py`.
+first one's step is repeated by TensorFlow with XLA (`plain`), the second one's under a worker's hooks on JAX's
+runtime (`wrapped`). `overhead.py` says how.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tools import overhead
+
 if __name__ == "__main__":
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ["JAX_NUM_CPU_DEVICES"] = "1"
+    os.environ.update(overhead.ONE_DEVICE)
 
 import tensorflow as tf
-from bench_overhead import ROOT, Case, Outcome, drained_pipe, record, table
-from paired_blocks import measure, median_interval
 
-from automap_launch.frontends.capture import capture
-from automap_launch.frontends.config import FrontendConfig
 from automap_launch.frontends.deferred import DeferredTrace
-from automap_launch.frontends.lowering import LoweredStep
 from automap_launch.frontends.script import run_script
 from automap_launch.frontends.tensorflow import calls, tf_internals
 from automap_launch.frontends.tensorflow.run import take_the_step
 from automap_launch.launcher.worker import StepObserver
-from automap_launch.plan.layout import Layout
-from automap_launch.runtime.executable import Executable
-from automap_launch.runtime.mesh import make_mesh
-from automap_launch.runtime.signatures import fit
-from automap_launch.tracking.feed import Feed
 from automap_launch.tracking.meter import Meter
 from automap_launch.train_step import Entry, TrainStep
 
-SCRIPT = ROOT / "recipes" / "tf_bert" / "train.py"
-TINY = ("--hidden", "16", "--vocabulary", "32", "--length", "8", "--batch-size", "2")
-RATIO_LIMIT = 1.05
+HEADER = """\
+# What the wrapper costs a step of TensorFlow
+
+The step of the unmodified recipe `tf_bert` runs in TensorFlow with XLA (`plain`), and under the hooks, on JAX's
+runtime, with the meter (`wrapped`). Each library brings a release of XLA of its own, so that the step itself may be
+faster in one: the tiny model, with as many arrays and next to nothing to compute, shows what the hooks alone cost.
+"""
 
 
 class StepReached(BaseException):
@@ -55,73 +50,18 @@ class StepReached(BaseException):
         self.call = call
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=25, help="blocks of each program; 10 steps each")
-    parser.add_argument("--case", choices=["tf_bert", "tiny model"], help="only this one")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the intervals there as well")
-    args = parser.parse_args()
-    if args.rounds < 20:
-        parser.error(f"--rounds is at least 20, for 200 steps of each program, got {args.rounds}")
-    # One process a case: TensorFlow's hooks cannot be taken back.
-    case = {
-        "tf_bert": Case("tf_bert", (), args.rounds, 10),
-        "tiny model": Case("tiny model", TINY, args.rounds, 40),
-    }[args.case or "tf_bert"]
-    outcome = run_case(case)
-    print(table([outcome], RATIO_LIMIT))
-    if args.json:
-        args.json.write_text(json.dumps(record(outcome), indent=1))
-
-
-def run_case(case: Case) -> Outcome:
-    """Captures the recipe at this size and measures its step."""
-    entry = Entry(script=str(SCRIPT), args=("--steps", "10", *case.arguments))
-    with tempfile.TemporaryDirectory() as folder:
-        step = capture(entry, FrontendConfig(), ["cpu"], Path(folder) / "step", Path(folder) / "capture.log")
-    with drained_pipe() as descriptor:
-        meter = Meter(Feed(descriptor))
-        programs = programs_of(step, entry, meter)
-        for run in programs.values():
-            run(3)  # compiles
-        seconds = measure(programs, rounds=case.rounds, steps=case.steps)
-        meter.close()
-    plain, again, wrapped = (seconds[name] for name in ("plain", "plain again", "wrapped"))
-    return Outcome(
-        case,
-        median_interval(plain).middle,
-        ratio=median_interval(wrapped / plain),
-        noise_ratio=median_interval(again / plain),
-        seconds=median_interval(wrapped - plain),
-        noise_seconds=median_interval(again - plain),
-    )
-
-
-def programs_of(step: TrainStep, entry: Entry, meter: Meter) -> dict[str, Callable[[int], float]]:
+def programs(step: TrainStep, entry: Entry, meter: Meter) -> dict[str, overhead.Program]:
     """The step as three programs, the last one with a model of its own."""
     unhooked = (tf_internals.Function.__call__, tf_internals.ConcreteFunction._call_flat)
     first, second = first_call(step, entry), first_call(step, entry)
     set_hooks(unhooked)
-    take_the_step(step, builder(step), StepObserver(DeferredTrace(2**24), meter))
+    take_the_step(step, overhead.one_device(step), StepObserver(DeferredTrace(2**24), meter))
     hooked = (tf_internals.Function.__call__, tf_internals.ConcreteFunction._call_flat)
     return {
         "plain": repeated(first, unhooked),
         "plain again": repeated(first, unhooked),
         "wrapped": repeated(second, hooked),
     }
-
-
-def builder(step: TrainStep) -> Callable[[Any, LoweredStep], Executable]:
-    """What a worker (`launcher/worker.py`) makes of a signature, on one device."""
-    whole = tuple(() for _ in step.arguments)
-    layout = Layout(mesh={"data": 1}, compute=whole, storage=whole, results=tuple(() for _ in step.results))
-    mesh = make_mesh(layout.mesh)
-
-    def build(function: Any, lowered: LoweredStep) -> Executable:
-        fitted = fit(step, layout, lowered.arguments, lowered.results)
-        return Executable(function, fitted.arguments, fitted.results, fitted.layout, mesh)
-
-    return build
 
 
 def first_call(step: TrainStep, entry: Entry) -> StepReached:
@@ -148,7 +88,7 @@ def set_hooks(hooks: tuple[Any, Any]) -> None:
     tf_internals.Function.__call__, tf_internals.ConcreteFunction._call_flat = hooks
 
 
-def repeated(reached: StepReached, hooks: tuple[Any, Any]) -> Callable[[int], float]:
+def repeated(reached: StepReached, hooks: tuple[Any, Any]) -> overhead.Program:
     """Steps with the same batch; the last one's loss is waited for."""
     call = reached.call
 
@@ -165,5 +105,17 @@ def repeated(reached: StepReached, hooks: tuple[Any, Any]) -> Callable[[int], fl
     return run
 
 
+TINY = ("--hidden", "16", "--vocabulary", "32", "--length", "8", "--batch-size", "2")
+BENCH = overhead.Bench(
+    tool="tools/bench_overhead_tf.py",
+    script=overhead.ROOT / "recipes" / "tf_bert" / "train.py",
+    cases=(overhead.Case("tf_bert", (), 10), overhead.Case("tiny model", TINY, 160)),
+    programs=programs,
+    ratio_limit=1.05,
+    results=overhead.ROOT / "outputs" / "overhead" / "tensorflow.json",
+    document=overhead.ROOT / "docs" / "overhead_tensorflow.md",
+    header=HEADER,
+)
+
 if __name__ == "__main__":
-    main()
+    overhead.main(BENCH, __doc__)

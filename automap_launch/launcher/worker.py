@@ -28,6 +28,7 @@ from automap_launch.frontends.trax import hook as trax_hook
 from automap_launch.launcher.agreement import check_same_program, check_same_values
 from automap_launch.launcher.environment_record import write_environment
 from automap_launch.launcher.failure import FailureRecord
+from automap_launch.launcher.heap import keep_freed_memory
 from automap_launch.launcher.rendezvous import die_with_parent, leave_together, set_up_devices
 from automap_launch.launcher.spec import LaunchSpec
 from automap_launch.launcher.step_builder import StepBuilder
@@ -61,9 +62,13 @@ class StepObserver:
         self._meter = meter
 
     def first_step(self, runner: Runner, leaves: Sequence[Any]) -> None:
+        import jax
+
         from automap_launch.launcher.trial import TrialRunner
 
         self._trace.stop()
+        if jax.default_backend() == "cpu":
+            keep_freed_memory()
         check_same_values(runner.arguments, leaves)
         if isinstance(runner, TrialRunner):
             runner.decide(leaves)
