@@ -1,23 +1,30 @@
-"""Writes `docs/paper.md`: the search on the models and clusters of the Auto-MAP paper, against a proven optimum.
+"""Runs the experiments of the Auto-MAP paper, column by column, and has `docs/paper.md` written of them.
 
-    python tools/reproduce_paper.py                          # every row that is not done yet, then the document
-    python tools/reproduce_paper.py --only t5_11b --hosts 8  # some rows
-    python tools/reproduce_paper.py --held-out               # the held-out synthetic models as well
-    python tools/reproduce_paper.py --write                  # the document from the rows that are done
+    python tools/reproduce_paper.py                                    # whatever is not done yet, then the document
+    python tools/reproduce_paper.py --column random --column anneal    # some columns
+    python tools/reproduce_paper.py --only t5_11b --hosts 8            # some rows
+    python tools/reproduce_paper.py --held-out                         # the held-out synthetic models as well
+    python tools/reproduce_paper.py --again --column oracle            # anew, with the code as it is
+    python tools/reproduce_paper.py --write                            # the document of the cells that are done
 
-Each model is the recipe's script, captured as a launch does, once; programs and rows are kept in `outputs/paper/`.
-Seconds are of CPU time of one core, so that a busy machine does not change the table.
+A cell is one search on one row (a model on so many hosts). Each is kept in `outputs/paper/cells/` as soon as it is
+done, so that the tool can be stopped and goes on where it was. Models are the recipes' scripts, captured once as a
+launch does. Seconds are CPU time of one process, so that other work on the machine does not change the tables. Every
+cell begins with a cost model that has priced nothing yet.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
-import statistics
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
 import yaml  # noqa: E402
 
 from automap_launch.cluster.file import load_cluster  # noqa: E402
@@ -38,137 +46,273 @@ from automap_launch.program.analyse import analyse  # noqa: E402
 from automap_launch.program.program import Program  # noqa: E402
 from automap_launch.search.agent import Agent  # noqa: E402
 from automap_launch.search.config import AgentConfig, PinConfig, PruningConfig, SearchConfig  # noqa: E402
+from automap_launch.search.dqn_searcher import DQNSearcher  # noqa: E402
 from automap_launch.search.environment import Environment  # noqa: E402
 from automap_launch.search.evaluator import Evaluator, Limits, SearchEnd  # noqa: E402
 from automap_launch.search.search import SearchResult, search  # noqa: E402
+from automap_launch.search.searchers import random_plan, simple_plans  # noqa: E402
 from automap_launch.search.space import CostModel as Costs  # noqa: E402
 from automap_launch.search.space import PlanSpace  # noqa: E402
 from automap_launch.search.synthetic import Distribution, draw  # noqa: E402
 from automap_launch.search.weights import pretrained_agent  # noqa: E402
 from automap_launch.train_step import Entry, TrainStep  # noqa: E402
 
-DOCUMENT = ROOT / "docs" / "paper.md"
 FOLDER = ROOT / "outputs" / "paper"
 MODELS = ("bert_large", "bert_48", "t5_base", "t5_3b", "t5_11b", "gpt2_xl", "resnet50", "vgg19")
 HOSTS = (1, 2, 4, 8)
-BASELINES = ("single", "data_parallel", "zero_data_parallel", "megatron", "pipeline")
-# Rows with fewer plans say nothing about a search.
-FEWEST_PLANS = 100
 HELD_OUT_SEED, HELD_OUT = 30_000, 12
+SEEDS = (0, 1, 2)
+# CPU seconds.
+BOX, DQN_BOX, ORACLE_BOX = "3s", "120s", "60s"
+FINE_TUNING = 64
+# What each switch of `search.prune` brings is shown on these rows.
+ABLATED = ("bert_large/4", "t5_base/4", "gpt2_xl/4", "resnet50/4")
+SWITCHES: dict[str, dict[str, Any]] = {
+    "tied_layers": {"tied_layers": False},
+    "balance_window": {"balance_window": None},
+    "divisibility": {"divisibility": False},
+    "memory_bound": {"memory_bound": False},
+}
+Cell = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """What each search of a row may use. `seconds`: of CPU time."""
+class Row:
+    """A model on a cluster. `make`: its cost model, with nothing priced yet, of layers that are tied or not."""
 
-    oracle: str = "120s"
-    default: str = "60s"
-    dqn: str = "60s"
-    equal_seconds: str = "15s"
-    equal_evaluations: int = 1000
-    seeds: int = 3
+    name: str
+    make: Callable[[bool], Costs]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="MODEL", action="append", choices=MODELS)
     parser.add_argument("--hosts", metavar="N", type=int, action="append", choices=HOSTS)
+    parser.add_argument("--column", action="append", choices=(*COLUMNS, *ABLATIONS))
     parser.add_argument("--held-out", action="store_true")
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--seeds", type=int, default=Bounds.seeds)
+    parser.add_argument("--again", action="store_true", help="also cells that are done")
+    parser.add_argument("--write", action="store_true", help="run nothing")
     options = parser.parse_args()
-    rows = Rows(FOLDER / "rows.json")
+    torch.set_num_threads(1)
     if not options.write:
-        bounds = Bounds(seeds=options.seeds)
-        for name, model in problems(options.only or MODELS, options.hosts or HOSTS, rows):
-            rows.add(name, row_of(model, Pins.resolve(PinConfig(), model.program, model.cluster), bounds))
-        if options.held_out:
-            for name, synthetic in held_out(rows):
-                rows.add(name, row_of(synthetic, synthetic.pins, bounds))
-    DOCUMENT.write_text(document(rows.all))
+        rows = [*recipe_rows(options.only or MODELS, options.hosts or HOSTS)]
+        rows += [*held_out_rows()] if options.held_out else []
+        for column in options.column or (*COLUMNS, *ABLATIONS):
+            for row in rows:
+                if column in COLUMNS or row.name in ABLATED:
+                    run_cell(row, column, again=options.again)
+    from tools.paper_document import write  # it reads names from here
+
+    write()
     return 0
 
 
-class Rows:
-    """Results by row, on disk after each."""
+def run_cell(row: Row, column: str, *, again: bool = False) -> None:
+    """Runs a cell that is not done, and keeps it."""
+    file = cell_file(row.name, column)
+    if file.exists() and not again:
+        return
+    model = row.make("tied_layers" not in column)
+    cell = {**COLUMNS, **ABLATIONS}[column](model, pins_of(model))
+    if column not in ABLATIONS:
+        cell["costs"] = costs_stamp(model)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(cell, indent=1) + "\n")
+    print(row.name, column, {k: v for k, v in cell.items() if k not in ("curve", "baselines")}, flush=True)
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.all: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
 
-    def add(self, name: str, row: dict[str, Any]) -> None:
-        self.all[name] = row
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(json.dumps(self.all, indent=1) + "\n")
-        print(name, json.dumps({k: v for k, v in row.items() if k != "baselines"}), flush=True)
+def costs_stamp(model: Costs) -> str:
+    """Tells whether two cells were made with the same cost model: a digest of what it says of a few plans."""
+    rng, space = np.random.default_rng(0), PlanSpace(model.program, pins_of(model))
+    estimates = model.estimate_many([random_plan(space, rng) for _ in range(8)])
+    said = [(f"{e.step_seconds:.6g}", e.memory.total, e.fits) for e in estimates]
+    return hashlib.sha256(repr((space.size, said)).encode()).hexdigest()[:12]
 
 
-def problems(models: tuple[str, ...], hosts: tuple[int, ...], rows: Rows) -> Iterator[tuple[str, CostModel]]:
-    """Rows that are not done yet."""
+def cell_file(row: str, column: str) -> Path:
+    return FOLDER / "cells" / row.replace("/", "_") / f"{column}.json"
+
+
+def cells_of(row: str) -> dict[str, Cell]:
+    """The cells of a row that are done, by column; without those that another cost model than the newest has made."""
+    files = sorted(cell_file(row, "x").parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
+    cells = {file.stem: json.loads(file.read_text()) for file in files}
+    newest = next((cell["costs"] for cell in reversed(cells.values()) if "costs" in cell), None)
+    return {column: cell for column, cell in cells.items() if column in ABLATIONS or cell.get("costs") == newest}
+
+
+# Rows
+
+
+def recipe_rows(models: tuple[str, ...], hosts: tuple[int, ...]) -> Iterator[Row]:
     for model in models:
-        left = [n for n in hosts if f"{model}/{n}" not in rows.all]
-        program = program_of(model) if left else None
-        for n in left:
-            assert program is not None
-            cluster = load_cluster(ROOT / "conf" / "cluster" / f"v100_{n}x8.yaml")
-            yield f"{model}/{n}", CostModel(program, cluster)
+        for n in hosts:
+            yield Row(f"{model}/{n}", partial(_recipe_model, model, n))
 
 
-def program_of(model: str) -> Program:
+def held_out_rows() -> Iterator[Row]:
+    """Synthetic models that were used neither for training nor for tuning anything."""
+    for number in range(HELD_OUT):
+        yield Row(f"synthetic/{number}", partial(_held_out_model, number))
+
+
+def _recipe_model(model: str, hosts: int, tie_layers: bool) -> CostModel:
+    return CostModel(program_of(model, tie_layers), load_cluster(ROOT / "conf" / "cluster" / f"v100_{hosts}x8.yaml"))
+
+
+def _held_out_model(number: int, tie_layers: bool) -> Costs:  # its layers are drawn tied
+    return draw(np.random.default_rng(HELD_OUT_SEED + number), Distribution())
+
+
+@cache
+def program_of(model: str, tie_layers: bool = True) -> Program:
+    """The program of a recipe's step; captured by the first call, then read from `outputs/`."""
     folder = FOLDER / "steps" / model
     if not (folder / "step.json").exists():
         recipe = yaml.safe_load((ROOT / "recipes" / f"{model}.yaml").read_text())
         entry = Entry(str(ROOT / "recipes" / recipe["entry"]["script"]), args=tuple(map(str, recipe["entry"]["args"])))
-        return analyse(capture(entry, FrontendConfig(), ["cpu", "cuda"], folder, FOLDER / f"{model}.log"))
-    return analyse(TrainStep.load(folder))
+        capture(entry, FrontendConfig(), ["cpu", "cuda"], folder, FOLDER / f"{model}.log")
+    return analyse(TrainStep.load(folder), tie_layers=tie_layers)
 
 
-def held_out(rows: Rows) -> Iterator[tuple[str, Any]]:
-    """Synthetic models that were used neither for training nor for tuning anything."""
-    rng = np.random.default_rng(HELD_OUT_SEED)
-    for number in range(HELD_OUT):
-        model = draw(rng, Distribution())
-        if f"synthetic/{number}" not in rows.all:
-            yield f"synthetic/{number}", model
+def pins_of(model: Costs) -> Pins:
+    """No pins."""
+    if isinstance(model, CostModel):
+        return Pins.resolve(PinConfig(), model.program, model.cluster)
+    return model.pins  # type: ignore[attr-defined, no-any-return]
 
 
-def row_of(model: Costs, pins: Pins, bounds: Bounds) -> dict[str, Any]:
-    """All columns of one row."""
-    space = PlanSpace(model.program, pins)
-    row: dict[str, Any] = {"plans": space.size, "devices": space.devices}
-    given = None if isinstance(model, CostModel) else simple_baselines(model)
-
-    def run(method: str, budget: str, seed: int = 0, **config: Any) -> SearchResult | None:
-        settings = SearchConfig(method=method, budget=budget, patience=None, seed=seed, **config)
-        try:
-            return search(model, settings, pins, baselines=given, clock=time.process_time)
-        except NoPlanFitsError:
-            return None
-
-    oracle = run("exact", bounds.oracle)
-    if oracle is None:
-        return {**row, "fits": False}
-    row["baselines"] = {n: e.step_seconds if e and e.fits else None for n, e in oracle.baselines.items()}
-    row["oracle"] = {**told(oracle), "proven": oracle.proven_optimal, "bound": oracle.lower_bound_step_seconds}
-    default = run("portfolio", bounds.default)
-    row["default"] = told(default)
-    row["default"]["proven"] = default.proven_optimal if default else False
-    patient = AgentConfig(epsilon_episodes=30, round_episodes=60)
-    row["dqn"] = median([told(run("dqn", bounds.dqn, seed, agent=patient)) for seed in range(bounds.seeds)])
-    for method in ("random", "anneal", "dqn"):
-        row[f"{method}_equal_evaluations"] = told(run(method, "1h", max_evaluations=bounds.equal_evaluations))
-        row[f"{method}_equal_seconds"] = told(run(method, bounds.equal_seconds))
-    row["zero_shot"] = alone(
-        model, space, bounds.equal_seconds, lambda: pretrained_agent(AgentConfig(), 0), learn=False
-    )
-    row["agent_alone"] = alone(model, space, bounds.equal_seconds, lambda: pretrained_agent(AgentConfig(), 0))
-    row["untrained_alone"] = alone(model, space, bounds.equal_seconds, lambda: Agent(AgentConfig(), 0))
-    wide = run("dqn", bounds.equal_seconds, agent=patient, pruning=PruningConfig(balance_window=None))
-    row["no_balance_window"] = told(wide)
-    return row
+# Columns
 
 
-def simple_baselines(model: Costs) -> dict[str, Decision | None]:
+def searched(method: str, budget: str, model: Costs, pins: Pins, **config: Any) -> Cell:
+    """One search, with nothing that ends it early but its own rules."""
+    settings = SearchConfig(method=method, budget=budget, patience=None, **config)
+    baselines = None if isinstance(model, CostModel) else _simple_baselines(model)
+    try:
+        return told(search(model, settings, pins, baselines=baselines, clock=time.process_time))
+    except NoPlanFitsError:
+        return {"step_seconds": None}
+
+
+def patient_agent() -> AgentConfig:
+    """As `search=dqn` sets it."""
+    record = yaml.safe_load((ROOT / "conf" / "search" / "dqn.yaml").read_text())
+    return AgentConfig(**record["agent"])
+
+
+def size_of(model: Costs, pins: Pins) -> Cell:
+    """How large the space is, and what of it each of the paper's prunings spares."""
+    program = model.program
+    space = PlanSpace(program, pins)
+    dims = sum(group is not None for k in program.parameters for group in program.dim_groups[program.arguments[k]])
+    groups = [max(len(space.free_groups(head.mesh[1])), 1) for head in space.heads]
+    return {
+        "plans": space.size,
+        "devices": pins.devices,
+        "operations": len(program.ops),
+        "dims": sum(group is not None for dims in program.dim_groups for group in dims),
+        "groups": len(program.groups),
+        "untied_groups": sum(group.tied for group in program.groups),
+        "blocks": len(program.blocks),
+        # Were each dim of a parameter decided by itself, and were backward part and update cut apart from the forward.
+        "log10_without_groups": math.log10(space.size) + (dims - max(groups)) * math.log10(2),
+        "log10_without_forward_only": math.log10(
+            sum(space.partition.cut_sets(h.stages) ** 3 * 2**n for h, n in zip(space.heads, groups, strict=True))
+        ),
+    }
+
+
+def layer_level(model: Costs, pins: Pins) -> Cell:
+    """The best plan that decides whole layers: sharded as by hand or not at all, cut evenly by work."""
+    plans = simple_plans(PlanSpace(model.program, pins))
+    fitting = [e.step_seconds for e in model.estimate_many(plans) if e.fits]
+    return {"step_seconds": min(fitting, default=None), "evaluations": len(plans)}
+
+
+def one_episode(make: Callable[[], Agent], model: Costs, pins: Pins) -> Cell:
+    """The plan that one greedy episode ends with: no seeds, no upper confidence bounds, no hill-climbing."""
+    began = time.process_time()
+    evaluator = Evaluator(model, PlanSpace(model.program, pins), clock=time.process_time)
+    environment = Environment(evaluator)
+    make().roll_out(environment)
+    estimate = evaluator.estimate(environment.decision)
+    return {
+        "step_seconds": estimate.step_seconds if estimate.fits else None,
+        "seconds": round(time.process_time() - began, 2),
+        "evaluations": evaluator.evaluations,
+        "episodes": 1,
+        "plan": describe(environment.decision),
+    }
+
+
+def agent_alone(make: Callable[[], Agent], fine_tuning: int, model: Costs, pins: Pins) -> Cell:
+    """The best plan of an agent that fine-tunes, and then exploits what it learnt on the model itself; no upper
+    confidence bounds and no hill-climbing."""
+    evaluator = Evaluator(model, PlanSpace(model.program, pins), Limits(seconds=60), clock=time.process_time)
+    searcher = DQNSearcher(make(), explore=False, hill_climbing=False, fine_tuning=fine_tuning)
+    evaluator.found_by = searcher.name
+    with contextlib.suppress(SearchEnd):
+        searcher.run(evaluator, lambda event: None)
+    return {
+        "step_seconds": evaluator.best.estimate.step_seconds if evaluator.best else None,
+        "seconds": round(evaluator.seconds, 2),
+        "evaluations": evaluator.evaluations,
+        "episodes": evaluator.episode,
+        "plan": describe(evaluator.best.decision) if evaluator.best else None,
+    }
+
+
+def shipped() -> Agent:
+    return pretrained_agent(AgentConfig(), 0)
+
+
+def untrained() -> Agent:
+    """Acts as the look-ahead says."""
+    return Agent(AgentConfig(), 0)
+
+
+def scrambled() -> Agent:
+    """Random weights in place of the shipped ones."""
+    agent = untrained()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in agent.online.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return agent
+
+
+def ablated(switch: str, model: Costs, pins: Pins) -> Cell:
+    """`search=dqn` with one pruning switched off."""
+    prune = PruningConfig(**SWITCHES[switch])
+    space = PlanSpace(model.program, pins, prune)
+    cell = searched("dqn", BOX, model, pins, agent=patient_agent(), prune=prune)
+    return {**cell, "plans_log10": math.log10(space.size)}
+
+
+COLUMNS: dict[str, Callable[[Costs, Pins], Cell]] = {
+    "size": size_of,
+    "layers": layer_level,
+    "look_ahead": partial(one_episode, untrained),
+    "scrambled": partial(one_episode, scrambled),
+    "zero_shot": partial(one_episode, shipped),
+    "fine_tuned": partial(agent_alone, shipped, FINE_TUNING),
+    "random": partial(searched, "random", BOX),
+    "anneal": partial(searched, "anneal", BOX),
+    **{
+        f"dqn-{seed}": lambda model, pins, seed=seed: searched(
+            "dqn", DQN_BOX, model, pins, seed=seed, agent=patient_agent()
+        )
+        for seed in SEEDS
+    },
+    "default": partial(searched, "portfolio", ORACLE_BOX),
+    "oracle": partial(searched, "exact", ORACLE_BOX),
+}
+ABLATIONS: dict[str, Callable[[Costs, Pins], Cell]] = {f"without-{name}": partial(ablated, name) for name in SWITCHES}
+
+
+def _simple_baselines(model: Costs) -> dict[str, Decision | None]:
+    """Of a synthetic model, which has no parts that a Megatron-style plan could be made of by hand."""
     devices, batch = model.cluster.devices, model.program.groups[0].divisor
     divides = batch % devices == 0
     return {
@@ -178,179 +322,40 @@ def simple_baselines(model: Costs) -> dict[str, Decision | None]:
     }
 
 
-def alone(
-    model: Costs, space: PlanSpace, budget: str, make: Callable[[], Agent], *, learn: bool = True
-) -> dict[str, Any]:
-    """The plain network without seeds, upper confidence bounds and hill-climbing: the plans its episodes end with."""
-    evaluator = Evaluator(model, space, Limits(seconds=float(budget.removesuffix("s"))), clock=time.process_time)
-    environment, agent = Environment(evaluator), make()
-    best, found, stale = float("inf"), 0.0, 0
-    episode = 0
-    try:
-        while stale < (50 if learn else 1):
-            episode += 1
-            if episode == 1 or not learn:
-                agent.roll_out(environment)
-            else:
-                agent.run_episode(environment)
-            estimate = evaluator.estimate(environment.decision)
-            stale += 1
-            if estimate.fits and estimate.step_seconds < best:
-                best, found, stale = estimate.step_seconds, evaluator.seconds, 0 if learn else 1
-    except SearchEnd:
-        pass
-    return {
-        "step_seconds": None if best == float("inf") else best,
-        "seconds": round(found, 2),
-        "evaluations": evaluator.evaluations,
-        "episodes": episode,
-    }
-
-
-def told(result: SearchResult | None) -> dict[str, Any]:
-    if result is None:
-        return {"step_seconds": None, "seconds": None, "evaluations": None, "episodes": None}
+def told(result: SearchResult) -> Cell:
+    """A search's result. `curve`: seconds, evaluations and step seconds of every improvement."""
     return {
         "step_seconds": result.estimate.step_seconds,
         "seconds": round(result.seconds, 2),
         "evaluations": result.evaluations,
         "episodes": result.episodes,
         "found_by": result.found_by,
+        "found_at": round(result.curve[-1].seconds, 2),
+        "ended": result.ended,
+        "proven": result.proven_optimal,
+        "bound": result.lower_bound_step_seconds,
         "agent_gap": result.agent.gap if result.agent else None,
+        "agent_seconds": round(result.agent.seconds, 2) if result.agent else None,
         "plan": describe(result.decision),
+        "shape": [result.decision.stages, result.decision.data, result.decision.model],
+        "baselines": {n: e.step_seconds if e and e.fits else None for n, e in result.baselines.items()},
+        "curve": [[round(e.seconds, 2), e.evaluations, e.estimate.step_seconds] for e in result.curve],
     }
 
 
 def describe(decision: Decision) -> str:
-    storage = {"none": "", "optimizer": " zero-1", "state": " zero-3"}[decision.storage]
-    stages = f"{decision.stages} stages ({decision.schedule}, {decision.micro_batches}) x " if decision.cuts else ""
-    return f"{stages}{decision.data} data x {decision.model} model{storage}"
+    storage = {"none": "", "optimizer": ", optimizer sharded", "state": ", state sharded"}[decision.storage]
+    if decision.cuts:
+        pipeline = f"{decision.stages} stages ({decision.schedule}, {decision.micro_batches} micro-batches) x "
+    else:
+        pipeline = f"{decision.micro_batches} micro-batches, " if decision.micro_batches > 1 else ""
+    return f"{pipeline}{decision.data} data x {decision.model} model{storage}"
 
 
-def median(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """The run of median step time."""
-    fitting = sorted((r for r in results if r["step_seconds"] is not None), key=lambda r: float(r["step_seconds"]))
-    return fitting[len(fitting) // 2] if fitting else results[0]
-
-
-HEADER = """\
-# The paper's experiments
-
-Written by `python tools/reproduce_paper.py --held-out`. Models are recipes, clusters are hosts of eight V100 of 32 GB
-with NVLink and 25 GbE between hosts, as in Auto-MAP (Wang et al., arXiv 2007.04069). Step times are **predicted** by
-our cost model (`docs/estimates.md` holds that against XLA); what is measured here is the search. Seconds are CPU time
-of one core. Every search sees the same cost model and the same space: stages, cuts, micro-batches, schedule, mesh,
-storage, and one choice a linkage group. *Optimum* is proven by the oracle unless a bound is given.
-"""
-
-
-def document(rows: dict[str, dict[str, Any]]) -> str:
-    shown = {n: r for n, r in rows.items() if r.get("fits", True)}
-    counted = {n: r for n, r in shown.items() if r["plans"] >= FEWEST_PLANS}
-    parts = [HEADER, f"{len(shown)} of {len(MODELS) * len(HOSTS) + HELD_OUT} rows are done.\n"]
-    missing = [n for n, r in rows.items() if not r.get("fits", True)]
-    if missing:
-        parts.append(f"No plan fits, and the oracle says so: {', '.join(missing)}.\n")
-    parts.append("## RQ1: are good plans found with no hand design?\n\nSeconds a step; — where it does not fit.\n")
-    parts.append(table(shown, ("plans", *BASELINES, "default search", "optimum", "the plan"), _step_times))
-    parts.append(_verdict(counted))
-    parts.append("## RQ2: are data, operator and pipeline parallelism searched in one space?\n")
-    kinds = [r["default"].get("plan") or "" for r in counted.values()]
-    parts.append(
-        f"Of {len(kinds)} plans that the default search returned, {sum('stages' in k for k in kinds)} are pipelines, "
-        f"{sum('x 1 model' not in k for k in kinds)} shard groups over `model`, and "
-        f"{sum('zero' in k for k in kinds)} store state sharded; the last column of the table above names each.\n"
-    )
-    parts.append(
-        "## RQ3: does HLO level beat layer or operator level?\n\nNot measured as such: there is no layer-level search "
-        "here to compare with. What carries over is that one search serves JAX, TensorFlow and Trax scripts, since all "
-        "arrive as StableHLO (`docs/styles.md`, `tests/frontends`).\n"
-    )
-    parts.append("## RQ4: what does pruning bring?\n\nGap to the optimum after equal CPU seconds of `search=dqn`.\n")
-    parts.append(
-        table(
-            counted,
-            ("balance window", "no window"),
-            lambda r: [_gap(r, "dqn_equal_seconds"), _gap(r, "no_balance_window")],
-        )
-    )
-    parts.append("## RQ5: does a pre-trained agent generalise?\n\nGap to the optimum, and episodes.\n")
-    parts.append(
-        table(counted, ("zero-shot", "agent alone", "untrained alone", "`search=dqn`", "episodes", "seconds"), _agents)
-    )
-    parts.append("## The same number of evaluations, and the same seconds\n\nGap to the optimum.\n")
-    methods = [f"{m}_equal_{what}" for what in ("evaluations", "seconds") for m in ("random", "anneal", "dqn")]
-    names = tuple(m.replace("_equal_", ", equal ") for m in methods)
-    parts.append(table(counted, names, lambda r: [_gap(r, m) for m in methods]))
-    return "\n".join(parts)
-
-
-def table(
-    rows: dict[str, dict[str, Any]], columns: tuple[str, ...], cells: Callable[[dict[str, Any]], list[str]]
-) -> str:
-    lines = [f"| model / hosts | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
-    lines += [f"| {name} | {' | '.join(cells(row))} |" for name, row in rows.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _step_times(row: dict[str, Any]) -> list[str]:
-    optimum = _seconds(row["oracle"]["step_seconds"])
-    if not row["oracle"]["proven"]:
-        optimum += f" (bound {_seconds(row['oracle']['bound'])})"
-    times = [_seconds(row["baselines"].get(name)) for name in BASELINES]
-    return [
-        f"{row['plans']:.1e}",
-        *times,
-        _seconds(row["default"]["step_seconds"]),
-        optimum,
-        row["default"].get("plan") or "",
-    ]
-
-
-def _agents(row: dict[str, Any]) -> list[str]:
-    gaps = [_gap(row, name) for name in ("zero_shot", "agent_alone", "untrained_alone", "dqn")]
-    return [*gaps, str(row["dqn"]["episodes"]), str(row["dqn"]["seconds"])]
-
-
-def _verdict(rows: dict[str, dict[str, Any]]) -> str:
-    if not rows:
-        return ""
-    ratios = {m: [_ratio(r, m) for r in rows.values()] for m in ("default", "dqn")}
-    worse = [n for n, r in rows.items() if _ratio(r, "default") > 1 and _loses(r)]
-    seconds = [r["default"]["seconds"] for r in rows.values() if r["default"]["seconds"] is not None]
-    within = {
-        (method, limit): sum(ratio <= limit for ratio in found)
-        for method, found in ratios.items()
-        for limit in (1.001, 1.01, 1.05)
-    }
-    return (
-        f"Default search: at most 1.001 x the best known on {within['default', 1.001]} of {len(rows)} rows, in "
-        f"{statistics.median(seconds):.0f} s (median), {max(seconds):.0f} s (longest). `search=dqn`: at most 1.01 x on "
-        f"{within['dqn', 1.01]}, at most 1.05 x on {within['dqn', 1.05]} (median of the seeds). Rows on which a "
-        f"baseline beats the default search: {', '.join(worse) or 'none'}.\n"
-    )
-
-
-def _loses(row: dict[str, Any]) -> bool:
-    own = row["default"]["step_seconds"]
-    known = [t for name, t in row["baselines"].items() if t is not None and name != "single"]
-    return own is None or any(t < own * (1 - 1e-9) for t in known)
-
-
-def _ratio(row: dict[str, Any], method: str) -> float:
-    """Over the best that any search of the row found."""
-    best = min(row[m]["step_seconds"] for m in ("oracle", "default", "dqn") if row[m]["step_seconds"] is not None)
-    own = row[method]["step_seconds"]
-    return float("inf") if own is None else float(own) / float(best)
-
-
-def _gap(row: dict[str, Any], method: str) -> str:
-    ratio = _ratio(row, method)
-    return "—" if ratio == float("inf") else f"{100 * (ratio - 1):.1f} %"
-
-
-def _seconds(value: float | None) -> str:
-    return "—" if value is None else f"{value:.4g}"
+def at(cell: Cell, *, seconds: float = math.inf, evaluations: float = math.inf) -> float | None:
+    """The best step time that a search had by then; None: no plan that fits."""
+    seen = [step for when, count, step in cell.get("curve", ()) if when <= seconds and count <= evaluations]
+    return seen[-1] if seen else None
 
 
 if __name__ == "__main__":

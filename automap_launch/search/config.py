@@ -156,7 +156,7 @@ class SearchConfig:
     budget: str = "2h"
     patience: str | None = "20s"
     max_evaluations: int | None = None
-    pretrained: bool = False
+    pretrained: bool = True
     finetune: str = "auto"
     seed: int = 0
     memory_fraction: float = 0.9

@@ -65,7 +65,7 @@ def test_it_ends_with_the_search(model):
 
 
 def run(model: SyntheticModel, **config) -> SearchResult:
-    settings = SearchConfig(method="dqn", agent=QUICK, max_evaluations=300, **config)
+    settings = SearchConfig(method="dqn", pretrained=False, agent=QUICK, max_evaluations=300, **config)
     return search(model, settings, model.pins, baselines={"data_parallel": Decision(4, 1)})
 
 
