@@ -102,10 +102,11 @@ class Workflow:
         entry = resolve_entry(self.config.entry, self.recipe_folders)
         given = load_plan(Path(self.config.plan)) if self.config.plan is not None else None
         with interruptible() as interruption:
+            if mode in ("train", "run"):
+                self.place = self._find_place()
             cluster = self._find_cluster()
             self._found(cluster)
-            if mode in ("train", "run"):
-                self._meet_hosts(cluster)
+            self._meet_hosts(cluster)
             step = self._capture(entry, cluster)
             if mode == "capture":
                 return
@@ -163,21 +164,31 @@ class Workflow:
             f"({cluster.platform})" + (f", {cluster.source}" if self.config.cluster.is_local else "")
         )
 
+    def _find_place(self) -> Place:
+        place = find_place(self.config.launcher, os.environ)
+        if place.hosts > 1 and self.config.cluster.is_local:
+            raise ConfigError(
+                f"cluster=local is this host alone, and launcher.hosts={place.hosts}",
+                hint="name a cluster of so many hosts: cluster=v100_2x8, or cluster.file=FILE for one of your own",
+            )
+        return place
+
     def _meet_hosts(self, cluster: Cluster) -> None:
         """Waits for the launchers of the other hosts, where there are any."""
-        self.place = find_place(self.config.launcher, os.environ)
         hosts = self.place.hosts
         if hosts == 1:
             return
-        if self.config.cluster.is_local:
-            raise ConfigError(
-                f"cluster=local is this host alone, and launcher.hosts={hosts}",
-                hint="name a cluster of so many hosts: cluster=v100_2x8, or cluster.file=FILE for one of your own",
-            )
         if cluster.hosts != hosts:
             raise ClusterMismatchError(
                 f"the cluster {cluster.name} has {cluster.hosts} hosts, and launcher.hosts={hosts}",
                 hint=f"start automap-launch on {cluster.hosts} hosts, or name a cluster of {hosts}",
+            )
+        found = _fitting_devices(cluster)
+        if found < cluster.devices_per_host:
+            raise ClusterMismatchError(
+                f"a host of {cluster.describe()} has {cluster.devices_per_host} devices, and "
+                f"this machine has {found} device(s) of platform {cluster.platform}",
+                hint="start automap-launch on the hosts of that cluster, or name the cluster that this one is of",
             )
         self.terminal.note(f"host {self.place.host} of {hosts}: waiting for the others at {self.place.coordinator}")
         self.hosts = HostGroup.meet(self.place, parse_duration(self.config.launcher.start_timeout))
@@ -313,11 +324,8 @@ class Workflow:
         """Raises ClusterMismatchError when the plan's cluster is not the machine at hand."""
         if self.config.cluster.is_local:
             return
-        here = cluster.hosts == self.place.hosts
-        if here and cluster.platform == "cpu":
-            return  # as many virtual devices as one wants
-        found = local_devices(cluster.platform)
-        if here and found >= cluster.devices_per_host:
+        found = _fitting_devices(cluster)
+        if cluster.hosts == self.place.hosts and found >= cluster.devices_per_host:
             return
         wanted = f"{cluster.hosts} x {cluster.devices_per_host} {cluster.device.name} ({cluster.platform})"
         raise ClusterMismatchError(
@@ -424,6 +432,11 @@ class Workflow:
             device_memory_bytes=load_cluster(self.folder.cluster).device.memory_bytes,
             **read_run(self.folder),
         )
+
+
+def _fitting_devices(cluster: Cluster) -> int:
+    """Devices of this machine for a host of the cluster; of CPUs as many virtual ones as it wants."""
+    return cluster.devices_per_host if cluster.platform == "cpu" else local_devices(cluster.platform)
 
 
 def _failed(failure: WorkerFailure, exit_code: int) -> AutomapError | Interrupted:

@@ -94,11 +94,12 @@ def start(tmp_path):
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(CLUSTER))
     processes = []
 
-    def start_host(host: int, arguments: list[str], *overrides: str) -> subprocess.Popen[str]:
+    def start_host(host: int, arguments: list[str], *overrides: str, cluster: str = "") -> subprocess.Popen[str]:
         folder = tmp_path / f"host_{host}"
         folder.mkdir()
         hosts = ["launcher.hosts=2", f"launcher.host={host}", f"launcher.coordinator={coordinator}"]
-        command = ["-m", "automap_launch", "--json", f"cluster.file={tmp_path / 'two.yaml'}", *hosts, *overrides]
+        cluster = cluster or f"cluster.file={tmp_path / 'two.yaml'}"
+        command = ["-m", "automap_launch", "--json", cluster, *hosts, *overrides]
         with (folder / "terminal.txt").open("w") as terminal:
             process = subprocess.Popen(
                 [sys.executable, *command, "tracking=none", "search=heuristic", "--", *arguments],
@@ -154,6 +155,22 @@ def test_the_quickstart_on_two_hosts_equals_the_plain_run(tmp_path, start):
     assert (summaries[0]["train"]["devices"], summaries[0]["train"]["processes"]) == (8, 2)
     reference = plain_dump(QUICKSTART, arguments, tmp_path)
     assert_equal(reference, load_dump(dump), plain_dump(QUICKSTART, [*arguments, "--permute-rows"], tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cluster", "code", "message"),
+    [
+        ("cluster=v100_2x8", 4, "this machine has 0 device(s) of platform cuda"),
+        ("cluster=v100_4x8", 4, "v100_4x8 has 4 hosts, and launcher.hosts=2"),
+        ("cluster=local", 2, "cluster=local is this host alone"),
+    ],
+)
+def test_a_host_that_is_none_of_the_clusters_does_not_wait_for_others(cluster, code, message, tmp_path, start):
+    process = start(0, [str(QUICKSTART)], cluster=cluster)
+    process.communicate(timeout=60)
+    assert process.returncode == code
+    assert message in (tmp_path / "host_0" / "terminal.txt").read_text()
 
 
 @pytest.mark.slow
