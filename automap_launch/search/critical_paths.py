@@ -202,7 +202,7 @@ def _by_itself(pipelines: _Pipelines, paths: SchedulePaths, *, tied: bool) -> Ar
         before, after = p.at_the_end
         forward, backward, weight = p.last_block
         from_the_end = before + forward + (p.down[-1] - p.down) + behind
-        to_the_end = after + backward + weight + (p.up[-1] - p.up) + behind
+        to_the_end = after + backward + paths.left[-1] * weight + (p.up[-1] - p.up) + behind
         stay[others] = np.maximum(stay, longest(paths.up) + to_the_end)[others]
         late[others] = (from_the_end + longest(paths.late_leave))[others]
         whole[others] = (from_the_end + longest(paths.late_stay) + p.runs.after)[others]

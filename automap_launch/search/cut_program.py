@@ -28,7 +28,11 @@ Array = npt.NDArray[np.float64]
 
 # Plans that are timed together: at first few, so that a good one bounds the others.
 _FIRST_BATCH, _BATCH = 16, 512
-_Open = tuple[float, tuple[int, ...], float, float, float]
+# For each of them so many cuts are extended at most.
+_PREFIXES = 8
+# Cuts of the first stages: their bound; minus their number, so that of those with one bound the longest come first; the
+# first blocks of the next stages; what the stages so far cost at least, the way there through them, and the way back.
+_Open = tuple[float, int, tuple[int, ...], float, float, float]
 
 
 @dataclass(frozen=True)
@@ -75,17 +79,17 @@ class CutProgram:
         """The best plan that takes less than `below` seconds.
 
         Args:
-          most: so many plans are timed, or a few more, before it gives up.
+          most: so many cuts are looked at, or a few more, before it gives up.
           check: called between batches of plans.
         """
         if self.stages == 1:
             return self._single(below)
-        # (bound, cuts, what the stages so far cost at least, the way there through them, the way back)
-        open_: list[_Open] = [(self.lower_bound, (), 0.0, 0.0, 0.0)]
-        best, cuts, timed = below, None, 0
-        while open_ and open_[0][0] < best and timed < most:
+        open_: list[_Open] = [(self.lower_bound, 0, (), 0.0, 0.0, 0.0)]
+        best, cuts, timed, looked_at = below, None, 0, 0
+        while open_ and open_[0][0] < best and looked_at < most:
             check()
-            whole = self._next_whole(open_, best, _FIRST_BATCH + timed)
+            whole, more = self._next_whole(open_, best, min(_FIRST_BATCH + timed, _BATCH))
+            looked_at += more
             if whole:
                 seconds = self._timed(np.array(whole, np.int64))
                 timed += len(whole)
@@ -95,12 +99,15 @@ class CutProgram:
         bound = min(open_[0][0], best) if open_ else best
         return BestCuts(cuts, best, timed, bound)
 
-    def _next_whole(self, open_: list[_Open], below: float, count: int) -> list[tuple[int, ...]]:
-        """The next plans in the order of their bounds, at most `count` and _BATCH; extends cuts on the way to them."""
+    def _next_whole(self, open_: list[_Open], below: float, count: int) -> tuple[list[tuple[int, ...]], int]:
+        """At most `count` plans, the next in the order of their bounds, and how many cuts were extended or are whole;
+        gives up when those are many more."""
         blocks, bounds = self.costs.blocks, self._bounds
         whole: list[tuple[int, ...]] = []
-        while open_ and open_[0][0] < below and len(whole) < min(count, _BATCH):
-            _, prefix, so_far, there, back = heapq.heappop(open_)
+        looked_at = 0
+        while open_ and open_[0][0] < below and len(whole) < count and looked_at < _PREFIXES * count:
+            _, _, prefix, so_far, there, back = heapq.heappop(open_)
+            looked_at += 1
             stage, first = len(prefix), prefix[-1] if prefix else 0
             if stage == self.stages - 1:
                 whole.append(prefix)
@@ -111,16 +118,11 @@ class CutProgram:
             way = way + bounds.there[stage, first, ends]
             way_back = np.maximum(back, bounds.after[stage, first, ends]) + bounds.back[stage, first, ends]
             total = np.maximum(reached, _joined(way, way_back, self._rest[:, stage + 1, ends]))
-            for k in np.flatnonzero(total < below).tolist():
-                state = (
-                    float(total[k]),
-                    (*prefix, first + 1 + k),
-                    float(reached[k]),
-                    float(way[k]),
-                    float(way_back[k]),
-                )
-                heapq.heappush(open_, state)
-        return whole
+            keep = np.flatnonzero(total < below)
+            columns = (total, reached, way, way_back)
+            for k, bound, *state in zip(keep.tolist(), *(column[keep].tolist() for column in columns), strict=True):
+                heapq.heappush(open_, (bound, -stage - 1, (*prefix, first + 1 + k), *state))
+        return whole, looked_at
 
     def _single(self, below: float) -> BestCuts:
         if not np.isfinite(self.lower_bound) or self.lower_bound >= below:

@@ -33,8 +33,8 @@ TOLERANCE = 1e-4
 # Two sums of the same numbers in another order differ by less.
 _ROUNDING = 1e-9
 _SINGLES = 256
-# So many plans are timed to bound a node; of a leaf, each time so many times more.
-_EFFORT, _MORE = 1000.0, 8.0
+# So many cuts are looked at to bound a node, and each time so many times more, until it is opened with what is known.
+_EFFORT, _MORE, _MOST = 2000.0, 8.0, 128_000.0
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class _Node:
     Attributes:
       bound: no plan takes less, in seconds.
       branch: None: all plans of the case, which nothing but `bound` is known of.
-      solved: its best cuts have been looked for, and `bound` says what came of it. effort: plans that are timed for it.
+      solved: `bound` is the exact one, or as near to it as it will be. effort: cuts that are looked at for it next.
     """
 
     bound: float
@@ -139,14 +139,12 @@ class _Proof:
             children = self._branched(best, branch)
 
     def _visit(self, node: _Node, branch: Branch) -> None:
-        """Solves a node, and opens it when its exact bound is the lowest of all."""
-        if not node.solved:
-            node = self._solved(node, branch)
-            if self._tree.is_leaf(branch) or (self._open and node.bound > self._open[0][0]):
-                self._push(node)
-                return
-        for child, _ in self._branched(node, branch):
-            self._push(child)
+        """Solves a node, or opens it when that is done."""
+        if node.solved:
+            for child, _ in self._branched(node, branch):
+                self._push(child)
+        else:
+            self._push(self._solved(node, branch))
 
     def _branched(self, node: _Node, branch: Branch) -> list[tuple[_Node, Branch]]:
         """The children that may hold a better plan."""
@@ -162,22 +160,25 @@ class _Proof:
         """A node with its bound by the best cuts. A leaf stays to be solved with more effort, unless its bound says
         that it has no better plan than the best one known, which was estimated then."""
         leaf = self._tree.is_leaf(branch)
-        bound = self._leaf_bound(node, branch) if self._pinned else self._bound_by_cuts(node, branch)
-        return replace(node, bound=max(node.bound, bound), solved=not leaf, effort=_MORE * node.effort)
+        bound, exact = self._leaf_bound(node, branch) if self._pinned else self._bound_by_cuts(node, branch)
+        if leaf and exact:
+            bound = math.inf
+        solved = not leaf and (exact or node.effort >= _MOST)
+        return replace(node, bound=max(node.bound, bound), solved=solved, effort=_MORE * node.effort)
 
     @property
     def _pinned(self) -> bool:
         return self._evaluator.space.pins.cuts is not None
 
-    def _leaf_bound(self, node: _Node, branch: Branch) -> float:
+    def _leaf_bound(self, node: _Node, branch: Branch) -> tuple[float, bool]:
         """Where cuts are pinned, a leaf is as many plans as there are schedules; other nodes keep their quick bound."""
-        if not self._tree.is_leaf(branch):
-            return node.bound
-        decision = self._tree.decision(branch)
-        self._evaluator.estimate_many([replace(decision, schedule=schedule) for schedule in node.case.schedules])
-        return math.inf
+        if self._tree.is_leaf(branch):
+            decision = self._tree.decision(branch)
+            self._evaluator.estimate_many([replace(decision, schedule=schedule) for schedule in node.case.schedules])
+        return node.bound, True
 
-    def _bound_by_cuts(self, node: _Node, branch: Branch) -> float:
+    def _bound_by_cuts(self, node: _Node, branch: Branch) -> tuple[float, bool]:
+        """A bound, at most the limit, and whether it is exact below that. A leaf's plans are estimated."""
         evaluator, costs, leaf = self._evaluator, self._tree.costs(branch), self._tree.is_leaf(branch)
         bound = best = self.limit
         for program in sorted(self._programs(branch, costs), key=lambda program: program.lower_bound):
@@ -188,7 +189,7 @@ class _Proof:
             if leaf and found.cuts is not None:
                 decision = self._tree.decision(branch)
                 evaluator.estimate(replace(decision, cuts=found.cuts, schedule=program.schedule))
-        return math.inf if leaf and bound >= best else bound
+        return bound, bound >= best
 
     def _programs(self, branch: Branch, costs: BlockCosts) -> list[CutProgram]:
         limit = self._evaluator.model.memory_limit
