@@ -5,7 +5,7 @@ from __future__ import annotations
 from automap_launch.plan.baselines import stream_group
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.sharding import why_invalid
-from tests.plan.programs import two_layers
+from tests.plan.programs import two_blocks, two_layers
 from tools.verify_estimates import Row, plans, section
 
 REDUCE, GATHER, MOVE = ("all_reduce", "data"), ("all_gather", "model"), ("permute", "data+model")
@@ -46,3 +46,9 @@ def test_plans_of_every_kind_that_the_program_can_have():
     assert {d.storage for _, d in found} == {"none", "optimizer", "state"}
     assert {(d.data, d.model) for _, d in found} == {(8, 1), (4, 2), (2, 4), (1, 8)}
     assert any(d.sharded == {stream_group(program)} for _, d in found)
+
+
+def test_plans_that_accumulate_where_the_batch_can_be_cut():
+    accumulated = [d for _, d in plans(two_blocks()) if d.micro_batches > 1]
+    assert {(d.data, d.model, d.storage) for d in accumulated} == {(8, 1, "none"), (8, 1, "optimizer"), (2, 4, "none")}
+    assert all(d.micro_batches == 1 for _, d in plans(two_blocks(max_micro_batches=1)))
