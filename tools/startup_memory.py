@@ -3,7 +3,8 @@
     python tools/startup_memory.py                          # a pipeline of four stages, 1 GiB of state a device
     python tools/startup_memory.py --made jitted            # the state is made by a jitted function
     python tools/startup_memory.py search.pin.stages=1 search.pin.model=4      # another plan
-    python tools/startup_memory.py --width 2304             # smaller; not for the document
+    python tools/startup_memory.py --width 2048 --layers 28 # as much state in smaller arrays
+    python tools/startup_memory.py --width 1024             # less state; not for the document
 
 The measure is the peak of a process's resident memory over start-up and two steps, less that of the same script at
 tiny size, as a multiple of the device's share of the state. The limit is 1.2. The control is the same script without
@@ -30,38 +31,41 @@ SCRIPT = Path(__file__).with_name("startup_memory_script.py")
 RESULTS = ROOT / "outputs" / "startup_memory" / "results.json"
 DOCUMENT = ROOT / "docs" / "startup_memory.md"
 PROCESSES, LIMIT, TINY = 4, 1.2, 32
-# 9 times the parameters (their values, two moments, six averages) in 8 layers of width ** 2: 4 GiB.
-WIDTH = 3908
+# 9 times the parameters (their values, two moments, six averages) in layers of width ** 2: 4 GiB.
+WIDTH, LAYERS = 3908, 8
 GIB = 2**30
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--width", type=int, default=WIDTH, help="of the model; a multiple of 4")
+    parser.add_argument("--layers", type=int, default=LAYERS, help="of the model; a multiple of 4")
     parser.add_argument("--made", choices=["eager", "jitted"], default="eager", help="how the script makes its state")
     parser.add_argument("pins", nargs="*", default=["search.pin.stages=4"], help="overrides of automap-launch")
     given = parser.parse_args()
-    row = measured(given.width, given.made, given.pins)
+    row = measured(given.width, given.layers, given.made, given.pins)
     print(json.dumps(row, indent=1))
-    if given.width == WIDTH:
+    if row["state"] >= PROCESSES * GIB:
         rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        rows[f"{' '.join(given.pins)}, {given.made}"] = row
+        rows[f"{' '.join(given.pins)}, {given.made}, {given.width}"] = row
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(rows, indent=1))
         DOCUMENT.write_text(document(list(rows.values())))
     return 0 if holds(row) else 1
 
 
-def measured(width: int, made: str, pins: Sequence[str]) -> dict[str, Any]:
+def measured(width: int, layers: int, made: str, pins: Sequence[str]) -> dict[str, Any]:
     """Bytes of the state, and peaks over those at tiny size: of each rank, and of the script by itself."""
     with tempfile.TemporaryDirectory() as folder:
-        state, launched = launched_peaks(width, made, pins, Path(folder) / "full")
-        _, before = launched_peaks(TINY, made, pins, Path(folder) / "tiny")
-        _, alone = alone_peak(width, made)
-        _, alone_before = alone_peak(TINY, made)
+        full, tiny = [str(width), str(layers), made], [str(TINY), str(layers), made]
+        state, launched = launched_peaks(full, pins, Path(folder) / "full")
+        _, before = launched_peaks(tiny, pins, Path(folder) / "tiny")
+        _, alone = alone_peak(full)
+        _, alone_before = alone_peak(tiny)
     return {
         "pins": list(pins),
         "made": made,
+        "array": 4 * width**2,
         "state": state,
         "ranks": [peak - base for peak, base in zip(launched, before, strict=True)],
         "control": alone - alone_before,
@@ -79,7 +83,7 @@ def holds(row: dict[str, Any]) -> bool:
     return max(ranks) <= LIMIT < control
 
 
-def launched_peaks(width: int, made: str, pins: Sequence[str], folder: Path) -> tuple[int, list[int]]:
+def launched_peaks(arguments: Sequence[str], pins: Sequence[str], folder: Path) -> tuple[int, list[int]]:
     """Bytes of the state, and of each rank's peak."""
     overrides = [
         "cluster=local",
@@ -90,15 +94,15 @@ def launched_peaks(width: int, made: str, pins: Sequence[str], folder: Path) -> 
         f"hydra.run.dir={folder}",
         *pins,
     ]
-    command = [sys.executable, "-m", "automap_launch", *overrides, "--", str(SCRIPT), str(width), made]
+    command = [sys.executable, "-m", "automap_launch", *overrides, "--", str(SCRIPT), *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     found = [read(path.read_text()) for path in sorted((folder / "logs").glob("rank_?.log"))]
     return found[0][0], [peak for _, peak in found]
 
 
-def alone_peak(width: int, made: str) -> tuple[int, int]:
+def alone_peak(arguments: Sequence[str]) -> tuple[int, int]:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(SCRIPT), str(width), made]
+    command = [sys.executable, str(SCRIPT), *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return read(done.stdout)
 
@@ -123,8 +127,8 @@ steps, less that of the same script at tiny size, as multiples of the device's s
 The control is the script by itself on one device, which must be above it. Gradients are in the figures: a ninth of the
 state here, which is parameters, Adam's moments and six averages.
 
-| plan | state made by | state a device | ranks | control | |
-|---|---|---|---|---|---|
+| plan | state made by | arrays of | state a device | ranks | control | |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -136,10 +140,8 @@ def document(rows: Sequence[dict[str, Any]]) -> str:
         plan = ", ".join(pin.removeprefix("search.pin.") for pin in row["pins"])
         found = ", ".join(f"{value:.2f}" for value in ranks)
         verdict = "holds" if holds(row) else "does not hold"
-        lines.append(
-            f"| {plan} | {row['made']} code | {row['state'] / PROCESSES / GIB:.2f} GiB | {found} | {control:.2f} | "
-            f"{verdict} |\n"
-        )
+        array, share = f"{row['array'] / 2**20:.0f} MiB", f"{row['state'] / PROCESSES / GIB:.2f} GiB"
+        lines.append(f"| {plan} | {row['made']} code | {array} | {share} | {found} | {control:.2f} | {verdict} |\n")
     return "".join(lines)
 
 

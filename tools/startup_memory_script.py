@@ -1,7 +1,7 @@
 """A training script with much state: parameters, Adam's moments and averages of the parameters over several spans.
 
-`startup_memory_script.py WIDTH eager|jitted`: how it makes its state. Run by `startup_memory.py`; prints the bytes of
-its state, and the peak of its resident memory after two steps.
+`startup_memory_script.py WIDTH LAYERS eager|jitted`: how it makes its state. Run by `startup_memory.py`; prints the
+bytes of its state, and the peak of its resident memory after two steps.
 """
 
 import functools
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-WIDTH, LAYERS, BATCH = int(sys.argv[1]), 8, 32
+WIDTH, LAYERS, BATCH = int(sys.argv[1]), int(sys.argv[2]), 32
 SPANS = (0.9, 0.95, 0.99, 0.995, 0.999, 0.9995)
 optimizer = optax.adam(1e-3)
 
@@ -45,7 +45,7 @@ def train_step(state, x, y):
 
 rng = np.random.default_rng(0)
 x, y = (rng.normal(size=(BATCH, WIDTH)).astype(np.float32) for _ in range(2))
-state = (jax.jit(init) if sys.argv[2] == "jitted" else init)(jax.random.key(0))
+state = (jax.jit(init) if sys.argv[3] == "jitted" else init)(jax.random.key(0))
 size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 for _ in range(2):
     state, loss = train_step(state, x, y)
