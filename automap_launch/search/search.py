@@ -90,6 +90,8 @@ class SearchResult:
     def conclusion(self) -> str:
         """What is known of the plan's quality, in words."""
         agent = f"; the agent's own best is {self.agent.gap:.1%} above it" if self.agent is not None else ""
+        if self.agent is not None and self.agent.fine_tuned:
+            agent += f", after {self.agent.fine_tuned} episodes of fine-tuning"
         if self.proven_optimal:
             return f"proven optimal to {TOLERANCE:.2%} among {float(self.space_size):.2g} plans{agent}"
         if self.gap is not None:

@@ -74,6 +74,7 @@ def test_the_setting_says_how_many_episodes_and_the_report_repeats_it(model, fin
     found = run(model, finetune=finetune)
     assert found.agent.fine_tuned == expected
     assert found.episodes > expected
+    assert ("after 9 episodes of fine-tuning" in found.conclusion) == (expected == 9)
 
 
 def test_the_same_seed_gives_the_same_search(model):
