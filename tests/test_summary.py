@@ -17,7 +17,7 @@ def test_every_field_is_there_from_the_start_and_null_until_reached(tmp_path: Pa
     Summary(tmp_path / "summary.json", "train")
     record = read(tmp_path / "summary.json")
     assert record["status"] == "running"
-    assert record["search"]["agent"] == {"best_step_seconds": None, "seconds": None, "gap": None}
+    assert record["search"]["agent"] == dict.fromkeys(("best_step_seconds", "seconds", "gap", "fine_tuned"))
     assert record["train"]["mfu"] is None
     assert record["error"] is None
 
