@@ -7,8 +7,9 @@ middle at stage s, each is
   the last stage does before, and the way back from there (a copy of a tied embedding may keep it longest);
 - tasks of stage s in its own order, and *trips*: from its forward task of a micro-batch by the next stage, or by all
   stages after it, back to a backward task. Where the stage that turns runs forward i before backward j, a trip may
-  begin with i and end with j. Trips of which each begins after the one before it has ended, and all tasks outside of
-  them, follow on each other;
+  begin with i and end with j. Or from a backward task by the stages before it, until one of them has a forward task
+  after it, to that. Trips of which each begins after the one before it has ended, and all tasks outside of them, follow
+  on each other;
 - what stage s does after its last task; or, from its last backward task, the way back to stage 0 and what that does
   then; or, from its last forward task, the way to the last stage and what that does then.
 
@@ -185,7 +186,8 @@ def _by_itself(pipelines: _Pipelines, paths: SchedulePaths, *, tied: bool) -> Ar
     # The next stage has at least the block after the run.
     next_block = np.append(p.single[:2].sum(axis=0), 0.0)
     tasks[:, 1] = p.forward + p.backward + next_block + 2 * p.sent[:, None]
-    tasks[:, 2], tasks[:, 3], tasks[:, 4] = p.forward, p.backward, p.weight
+    tasks[:, 2] = p.forward + p.backward + _back_to(p, paths.turn)[..., None]
+    tasks[:, 3], tasks[:, 4], tasks[:, 5] = p.forward, p.backward, p.weight
     flat = tasks.reshape(p.stages, len(COLUMNS), -1)
 
     def longest(of: Array) -> Array:
@@ -212,6 +214,20 @@ def _by_itself(pipelines: _Pipelines, paths: SchedulePaths, *, tied: bool) -> Ar
     return np.stack([whole, stay, late, leave])
 
 
+def _back_to(pipelines: _Pipelines, turn: int) -> Array:
+    """float64[stages, blocks]: from a stage that begins with a block to the stage `turn` before it and back again, at
+    least. These stages have a block each; those from stage 0 on have all before."""
+    p = pipelines
+    found = np.zeros(p.shape[:2])
+    work, blocks = p.up + p.down, np.arange(p.shape[1])
+    least_sent = p.sent[:, 1:-1].min(axis=1, initial=np.inf)
+    for stage in range(turn + 1, p.stages):
+        since = np.maximum(blocks - (stage - turn), 0) if turn > 0 else np.zeros_like(blocks)
+        waits = p.sent[stage - 1, :-1] + least_sent[turn : stage - 1].sum()
+        found[stage] = work[:-1] - work[since] + 2 * waits
+    return found
+
+
 def _with_the_stage_before(pipelines: _Pipelines, paths: SchedulePaths) -> Array:
     """float64[stages - 1, blocks, blocks + 1]: if a run is stage 1, 2, ...: by trips to it from the stage before, which
     has at least the block before it."""
@@ -220,7 +236,7 @@ def _with_the_stage_before(pipelines: _Pipelines, paths: SchedulePaths) -> Array
     own = p.forward + p.backward
     before = np.concatenate([np.zeros((3, 1)), p.single[:, :-1]], axis=1)[..., None]
     tasks[:, 1] = own + before[:2].sum(axis=0) + 2 * p.sent[:-1, :-1, None]
-    tasks[:, 2:] = before
+    tasks[:, 3:] = before
     nearest = np.where(ahead[:-1] > 0, ahead[:-1], np.inf).min(axis=(1, 2))
     nearest[~np.isfinite(nearest)] = 0.0
     start = np.concatenate([[0.0], p.up[:-2]])[:, None] + np.concatenate([[0.0], p.down[:-2]])[:, None]
