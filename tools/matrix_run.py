@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from tests.runtime.captured_by_hand import step_of
 from tests.split.models import Model, flat_run
 from tools.matrix_cells import BY_POSITION, PLANS, Cell, Precision, Sabotage
 
+ROOT = Path(__file__).resolve().parents[1]
 ROWS, STEPS = 32, 3
 TOLERANCE = {"f32": equality.F32_TOLERANCE, "f64": equality.F64_TOLERANCE}
 
@@ -59,8 +61,9 @@ def run_cell(cell: Cell, precision: Precision) -> Outcome:
             with sabotaged(cell.sabotage):
                 run = _run(model, cell)
         except PlanError as error:
-            passed = bool(cell.refused) and cell.refused in str(error)
-            return Outcome(passed, f"refused: {error}", seconds=time.perf_counter() - began)
+            passed = bool(cell.refused) and cell.refused in str(error) and error.line is not None
+            said = f"refused: {error}".replace(f"{ROOT}/", "")
+            return Outcome(passed, said, seconds=time.perf_counter() - began)
         if cell.refused:
             return Outcome(False, f"ran, but must be refused ({cell.refused})", seconds=time.perf_counter() - began)
         report = _compare(model, run, cell, precision)

@@ -9,15 +9,18 @@ from typing import Any
 import jax
 from jax.extend.mlir import serialize_portable_artifact
 
+from automap_launch.frontends import jax_internals
+from automap_launch.frontends.lowering import source_of
 from automap_launch.plan.layout import Layout, Spec
-from automap_launch.train_step import Argument, Result, StepIdentity, TrainStep
+from automap_launch.train_step import Argument, Result, SourceLine, StepIdentity, TrainStep
 
 STABLEHLO_VERSION = "1.0.0"
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A flat step: `leaves` are example arguments; `tree` is the structure of its results."""
+    """A flat step: `leaves` are example arguments; `tree` is the structure of its results; `sources` are lines of the
+    model's."""
 
     artifact: bytes
     arguments: tuple[Argument, ...]
@@ -25,6 +28,7 @@ class Captured:
     leaves: list[Any]
     tree: Any
     flat: Callable[..., list[Any]]
+    sources: tuple[SourceLine | None, ...] = ()
 
 
 def capture(step: Callable[..., Any], *args: Any, states: int = 1, donated: bool = False) -> Captured:
@@ -55,7 +59,9 @@ def capture(step: Callable[..., Any], *args: Any, states: int = 1, donated: bool
     )
     module = lowered.compiler_ir("stablehlo")
     artifact = serialize_portable_artifact(module.operation.get_asm(enable_debug_info=True), STABLEHLO_VERSION)
-    return Captured(artifact, arguments, results, leaves, jax.tree.structure(out), flat)
+    module = jax_internals.read_artifact(artifact)
+    sources = tuple(source_of(str(operation.location)) for operation in jax_internals.operations(module))
+    return Captured(artifact, arguments, results, leaves, jax.tree.structure(out), flat, sources)
 
 
 def step_of(captured: Captured) -> TrainStep:
@@ -67,6 +73,7 @@ def step_of(captured: Captured) -> TrainStep:
         results=captured.results,
         modules={"cpu": captured.artifact},
         fingerprint="",
+        sources=captured.sources,
     )
 
 

@@ -44,6 +44,8 @@ def _matrices(site: Site) -> list[State]:
 def unknown(site: Site) -> list[State]:
     """Nothing is known of what it does with the examples."""
     name = str(site.node.attributes.get("call_target_name", site.node.name))
+    if name == "while":
+        raise site.unsplit("a loop whose length is not known beforehand, or too long to be unrolled,", "loop")
     if "callback" in name:
         name = "a call back into Python"
     raise site.unsplit(f"{name}, which the analysis cannot look into,", "opaque")

@@ -8,13 +8,13 @@ from __future__ import annotations
 from functools import cache
 
 from automap_launch.train_step import TrainStep
-from tests.program.adversarial import apart, gradients, inputs, loops, losses, metrics, rules
+from tests.program.adversarial import apart, gradients, inputs, loops, losses, metrics, rules, scripts
 from tests.program.adversarial.case import CASES, Case, data, nll, params, sgd
 from tests.program.conftest import make_step
 
 __all__ = ["CASES", "Case", "data", "nll", "params", "sgd", "step_of"]
 
-FILES = (apart, gradients, inputs, loops, losses, metrics, rules)  # importing a file registers its steps
+FILES = (apart, gradients, inputs, loops, losses, metrics, rules, scripts)  # importing a file registers its steps
 
 _BY_NAME = {case.name: case for case in CASES}
 
