@@ -125,11 +125,8 @@ def least_waits(sent: Array) -> tuple[Array, Array]:
     Args:
       sent: of `sent_seconds`.
     """
-    before, after = np.full(sent.shape, np.inf), np.full(sent.shape, np.inf)
-    before[0, 0], after[-1, -1] = 0.0, 0.0
-    for stage in range(1, len(sent)):
-        nearest = np.minimum.accumulate(before[stage - 1])[:-1]
-        before[stage, 1:] = nearest + sent[stage - 1, 1:]
+    before, after = _waits_since(sent, 0, np.arange(sent.shape[1] - 1) == 0), np.full(sent.shape, np.inf)
+    after[-1, -1] = 0.0
     for stage in reversed(range(len(sent) - 1)):
         nearest = np.minimum.accumulate(after[stage + 1][::-1])[::-1][1:]
         after[stage, 1:-1] = nearest[1:] + sent[stage, 1:-1]
@@ -155,6 +152,17 @@ class RunBounds:
 
 # For each kind of path whether it begins with the way there, and whether it ends with the way back.
 KINDS = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+
+
+def _waits_since(sent: Array, since: int, begins: npt.NDArray[np.bool_]) -> Array:
+    """float64[stages, blocks + 1]: as the first of `least_waits`, of the messages from the stage `since` on. Args:
+    begins: bool[blocks], with which blocks that may begin."""
+    found = np.full(sent.shape, np.inf)
+    if since < len(sent):
+        found[since, :-1] = np.where(begins, 0.0, np.inf)
+    for stage in range(since + 1, len(sent)):
+        found[stage, 1:] = np.minimum.accumulate(found[stage - 1])[:-1] + sent[stage - 1, 1:]
+    return found
 
 
 def bounds_of_runs(costs: BlockCosts, runs: RunCosts, stages: int, schedule: Schedule) -> RunBounds:
@@ -220,12 +228,11 @@ def _back_to(pipelines: _Pipelines, turn: int) -> Array:
     p = pipelines
     found = np.zeros(p.shape[:2])
     work, blocks = p.up + p.down, np.arange(p.shape[1])
-    least_sent = p.sent[:, 1:-1].min(axis=1, initial=np.inf)
+    waits = _waits_since(p.sent, turn, blocks >= turn if turn > 0 else blocks == 0)
     for stage in range(turn + 1, p.stages):
         since = np.maximum(blocks - (stage - turn), 0) if turn > 0 else np.zeros_like(blocks)
-        waits = p.sent[stage - 1, :-1] + least_sent[turn : stage - 1].sum()
-        found[stage] = work[:-1] - work[since] + 2 * waits
-    return found
+        found[stage] = work[:-1] - work[since] + 2 * waits[stage, :-1]
+    return np.where(np.isfinite(found), found, 0.0)
 
 
 def _with_the_stage_before(pipelines: _Pipelines, paths: SchedulePaths) -> Array:

@@ -27,9 +27,9 @@ TINY = Distribution(
     products=(1, 2),
     inner_groups=(1, 2),
     batch=(1, 3),
-    hosts=(0, 1),
+    hosts=(1, 1),
     devices_per_host=(1, 2),
-    network=(5.0, 2000.0),
+    network=(50.0, 5000.0),
     memory=(0.6, 6.0),
 )
 MODELS = 50
@@ -61,7 +61,7 @@ def test_the_oracle_finds_the_best_of_every_plan_of_tiny_models():
         pipelines += plans[best].stages > 1
         assert evaluator.best.estimate.step_seconds == pytest.approx(costs[best], rel=1e-9)
     assert fitting > MODELS // 2
-    assert pipelines >= 3
+    assert pipelines >= 10
 
 
 def test_a_plan_within_the_tolerance_is_enough():
