@@ -1,4 +1,7 @@
-"""A training script with all that scripts do with their state: `full_training.py [donate]`."""
+"""A training script with all that scripts do with their state: `full_training.py [donate] [resume]`.
+
+`resume`: goes on from the checkpoints that a run without it has left in the working folder.
+"""
 
 import functools
 import pickle
@@ -70,6 +73,20 @@ rng = np.random.default_rng(0)
 inputs = rng.normal(size=(38, 16)).astype(np.float32)
 targets = (inputs @ rng.normal(size=(16, 16)) / 4).astype(np.float32)
 state = init(jax.random.key(0))
+if "resume" in sys.argv:
+    kept = {name: state[name] for name in ("params", "opt", "step")}
+    with ocp.StandardCheckpointer() as checkpointer:
+        from_orbax = {"key": state["key"], **checkpointer.restore(Path("checkpoint").absolute(), kept)}
+    from_flax = {**state, **flax.serialization.from_bytes(kept, Path("state.msgpack").read_bytes())}
+    for name, restored in (("Orbax", from_orbax), ("Flax", from_flax)):
+        show(f"restored by {name}", checksum(restored["params"]), checksum(restored["opt"]), restored["step"])
+        state = jax.tree.map(jnp.copy, restored)
+        for start in range(0, 38, 16):
+            batch = {"x": inputs[start : start + 16], "y": targets[start : start + 16]}
+            state, metrics = train_step(state, batch, 1.0)
+            show("resumed", metrics["loss"], metrics["rate"], evaluate(state["params"], inputs, targets))
+        show("went on to", checksum(state["params"]), checksum(state["opt"]), state["step"])
+    sys.exit()
 average = jax.tree.map(jnp.copy, state["params"])
 best, patience = float("inf"), 3
 for epoch in range(3):
@@ -99,6 +116,8 @@ show("gradient", optax.global_norm(jax.grad(lambda p: predict(p, inputs).sum())(
 numbers = jax.device_get({**state, "key": jax.random.key_data(state["key"])})
 show("device_get", checksum(numbers))
 blob = flax.serialization.to_bytes({"params": params, "opt": state["opt"]})
+whole = flax.serialization.to_bytes({"params": params, "opt": state["opt"], "step": state["step"]})
+Path("state.msgpack").write_bytes(whole)
 restored = flax.serialization.from_bytes({"params": params, "opt": state["opt"]}, blob)
 show("flax", checksum(restored))
 pickled = pickle.loads(pickle.dumps({"params": params, "opt": state["opt"], "step": int(state["step"])}))

@@ -15,9 +15,10 @@ import pytest
 
 from automap_launch.plan.execution import Execution
 from tests.launcher.test_worker import assert_ended_well, assert_same_numbers, script_in
-from tests.launcher.workers import prepare, run_plainly, run_workers
+from tests.launcher.workers import Worked, prepare, run_plainly, run_workers
 
 pytestmark = pytest.mark.slow
+EVERY_PLAN = bool(os.environ.get("AUTOMAP_EVERY_PLAN"))
 
 MEGATRON = {
     **{f"{layer}/w": [None, "model"] for layer in range(0, 8, 2)},
@@ -43,36 +44,63 @@ FURTHER = {
 }
 
 
+# Plans under which the checkpoints of a run are restored, besides one device.
+RESTORED_UNDER = {
+    "hybrid, four processes": ["hybrid, one process"],
+    "hybrid, one process": ["hybrid, four processes"] if EVERY_PLAN else [],
+    "tensor parallel, four processes": ["pipeline, four processes"],
+    "pipeline, one process": ["tensor parallel, one process"],
+    "pipeline, four processes": ["accumulation, four processes"],
+}
+
+Plain = Callable[[bool], tuple[Path, str]]
+
+
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], str]:
-    """What the script prints by itself, by whether it donates its state."""
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    """The script by itself, by whether it donates its state: the folder in which it ran, and what it printed."""
 
     @functools.cache
-    def run(donate: bool) -> str:
+    def run_by_itself(donate: bool) -> tuple[Path, str]:
         script = script_in(tmp_path_factory.mktemp("plain") / "work", "full_training.py")
-        return run_plainly(script, ["donate"] if donate else [])
+        return script.parent, run_plainly(script, ["donate"] if donate else [])
 
-    return run
+    return run_by_itself
 
 
-@pytest.mark.parametrize("name", [*ALWAYS, *(FURTHER if os.environ.get("AUTOMAP_EVERY_PLAN") else ())])
-def test_a_script_notices_nothing(name: str, plain: Callable[[bool], str], tmp_path: Path) -> None:
+def run(name: str, script: Path, run_dir: Path, *further: str) -> Worked:
+    """Captures and runs the script under a plan."""
     processes, mesh, execution, donate = {**ALWAYS, **FURTHER}[name]
-    script = script_in(tmp_path / "work", "full_training.py")
-    args = ["donate"] if donate else []
+    args = [*(["donate"] if donate else []), *further]
     prepare(
         script,
-        tmp_path / "run",
+        run_dir,
         step="train_step",
         carried={"0": "state"},
         mesh=mesh,
         compute=MEGATRON if mesh["model"] > 1 else {},
         args=args,
     )
-    shutil.rmtree(script.parent / "checkpoint", ignore_errors=True)
-    worked = run_workers(script, tmp_path / "run", processes, 8 // processes, args=args, execution=execution)
+    if not further:
+        shutil.rmtree(script.parent / "checkpoint", ignore_errors=True)
+    worked = run_workers(script, run_dir, processes, 8 // processes, args=args, execution=execution)
     assert_ended_well(worked)
+    return worked
+
+
+@pytest.mark.parametrize("name", [*ALWAYS, *(FURTHER if EVERY_PLAN else ())])
+def test_a_script_notices_nothing(name: str, plain: Plain, tmp_path: Path) -> None:
+    script = script_in(tmp_path / "work", "full_training.py")
+    worked = run(name, script, tmp_path / "run")
+    folder, expected = plain({**ALWAYS, **FURTHER}[name][-1])
     for output in worked.outputs:
-        assert_same_numbers(output, plain(donate))
+        assert_same_numbers(output, expected)
     steps = [event for event in worked.events if event["event"] == "step"]
     assert [step["examples"] for step in steps[:3]] == [16, 16, 6]
+
+    if others := RESTORED_UNDER.get(name):  # its checkpoints, on one device and under other plans
+        resumed = run_plainly(folder / "full_training.py", ["resume"])
+        assert_same_numbers(run_plainly(script, ["resume"]), resumed)
+        for other in others:
+            for output in run(other, script, tmp_path / other, "resume").outputs:
+                assert_same_numbers(output, resumed)
