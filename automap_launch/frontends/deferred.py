@@ -21,8 +21,9 @@ from automap_launch.frontends.recording import Node, ancestors, aval_bytes, repl
 # Arrays of more elements are shown without their values.
 _SHOWN_ELEMENTS = 1000
 # Once this many times the limit has been made of arrays below it, those above a fraction of it are recorded as well:
-# a model of many arrays of medium size would otherwise be made piece by piece.
-_MADE_LIMITS = 16
+# a model of many arrays of medium size would otherwise be made piece by piece. What was made until then comes on top of
+# a device's share of the state.
+_MADE_LIMITS = 4
 _LATER_FRACTION = 64
 
 
