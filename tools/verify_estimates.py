@@ -81,8 +81,8 @@ Plans that accumulate run two micro-batches, where the batch can be cut that way
 
 What no rule covers, by what is known of the cause:
 
-- XLA computes cheap elementwise operations anew in each fusion that reads them, the more of them the fewer loops there
-  are (flops where convolutions are sharded and normalisations are not, and where accumulating unrolls a model's loops).
+- Which cheap work XLA does anew in several fusions follows its rules (`plan/fusing.py`), but of the long polynomial of
+  bert's activation it does less (flops, stream), and where accumulating writes out gpt2's loops over layers, more.
 - An embedding's gradient that is stored sharded (ZeRO) is computed on devices in another order, and permuted.
 - Where both feature dims of a convolution are sharded, XLA gathers most images for each use, and some once (resnet,
   every parameter).

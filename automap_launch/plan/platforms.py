@@ -16,6 +16,7 @@ class PlatformRules:
       wire_bytes: bytes of an item in a collective, by dtype, where they differ from the item's own.
       breadth_first: what can run early does. In a straight line of operations nothing holds recomputation back until
         its layer's gradient is there, as the rounds of a loop do.
+      copies_work: cheap work is done in every fused loop that reads it (`fusing.py`).
       window_indices: the gradient of a max-pooling is computed with the index of every element of its input.
       combine_bytes: gradients' collectives are joined into buckets of this size.
     """
@@ -23,6 +24,7 @@ class PlatformRules:
     reduce_scatter: bool
     window_indices: bool
     breadth_first: bool = False
+    copies_work: bool = False
     wire_bytes: dict[str, int] = field(default_factory=dict)
     combine_bytes: float = math.inf
 
@@ -33,7 +35,11 @@ class PlatformRules:
 # GPU: xla_gpu_all_reduce_combine_threshold_bytes is 30 MiB by default.
 _RULES = {
     "cpu": PlatformRules(
-        reduce_scatter=False, window_indices=True, breadth_first=True, wire_bytes={"bfloat16": 4, "float16": 4}
+        reduce_scatter=False,
+        window_indices=True,
+        breadth_first=True,
+        copies_work=True,
+        wire_bytes={"bfloat16": 4, "float16": 4},
     ),
     "cuda": PlatformRules(reduce_scatter=True, window_indices=True, combine_bytes=30 * 2**20),
     "tpu": PlatformRules(reduce_scatter=True, window_indices=False, combine_bytes=30 * 2**20),

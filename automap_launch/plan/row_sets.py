@@ -49,7 +49,7 @@ class RowSets:
         self.speed = Speed(cluster)
         self.rules: PlatformRules = rules_of(cluster.platform)
         rows: dict[frozenset[int], list[Row]] = {}
-        for row in rows_of(program, traffic):
+        for row in rows_of(program, traffic, self.rules):
             for part in [row] if len(row.groups) <= _MAX_GROUPS else _apart(row):
                 rows.setdefault(part.groups, []).append(part)
         arguments: dict[frozenset[int], list[StepArgument]] = {}

@@ -9,7 +9,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 
 from automap_launch.plan.accumulation import shares_of_sums
+from automap_launch.plan.fusing import copies_of
 from automap_launch.plan.joining import waits_of
+from automap_launch.plan.platforms import PlatformRules
 from automap_launch.plan.sharding import Groups
 from automap_launch.plan.traffic import Traffic
 from automap_launch.program.batch_analysis import Shares
@@ -82,13 +84,14 @@ class Row:
         return max(floats, key=lambda t: t.item_bytes).dtype if floats else tensors[-1].dtype
 
 
-def rows_of(program: Program, traffic: Traffic) -> list[Row]:
+def rows_of(program: Program, traffic: Traffic, rules: PlatformRules) -> list[Row]:
     """The rows of a program; operations without any cost are left out."""
     gathered: set[tuple[int, int]] = set()
     multiplied: set[int] = set()
     counts: Counter[Row] = Counter()
     blocks: dict[Row, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     waits, accumulated = waits_of(program), shares_of_sums(program)
+    copies = copies_of(program) if rules.copies_work else [1] * len(program.ops)
     for i, op in enumerate(program.ops):
         if op.name in _IDLE:
             continue
@@ -104,7 +107,8 @@ def rows_of(program: Program, traffic: Traffic) -> list[Row]:
             again = frozenset(position for position, value in enumerate(op.operands) if value in multiplied)
             multiplied.update(op.operands)
         once = op.part in ("constant", "update")
-        row = Row(op.name, part, op.flops, operands, results, op.contracted, whole, gradient, again=again, once=once)
+        flops = op.flops * copies[i]
+        row = Row(op.name, part, flops, operands, results, op.contracted, whole, gradient, again=again, once=once)
         row = replace(row, wait=waits[i], accumulated=accumulated[i])
         counts[row] += op.times
         for block, share in program.homes.ops[i] if program.homes.ops else ((0, 1.0),):
