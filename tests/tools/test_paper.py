@@ -46,7 +46,10 @@ def test_gaps_are_to_the_optimum_and_misses_are_named(folder):
     keep("bert_large/2", size={**size, "plans": 50}, default=cell(1.0, proven=True))
     paper_document.write()
     text = (folder / "paper.md").read_text()
-    assert "the optimum (at most 1.001 x) on 1 of 1 rows, 1 of them with proof" in text
+    assert (
+        "of 1 rows the optimum is proven on 1, and the default search returns it (at most 1.001 x) on 1 of these"
+        in text
+    )
     assert "at most 1.01 x the optimum on 0 and at most 1.05 x on 0 of 1 rows" in text
     assert "- bert_large/1: 20.0 % above. The agent's plan: 4 data x 2 model" in text
     assert "| data | 1 | bert_large/1 |" in text
