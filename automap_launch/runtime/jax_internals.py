@@ -124,7 +124,8 @@ def on_device_mismatch(resolve: Callable[[Sequence[Any]], Sequence[Any]]) -> Cal
     """Has computations that JAX refuses, as their arrays lie on different devices, run on `resolve(arrays)` instead.
 
     Every computation, eager or jitted, ends in the function that is replaced here, and only after JAX's own cache of
-    calls has missed: calls that JAX does not refuse cost nothing.
+    calls has missed: calls that JAX does not refuse cost nothing. Those on another process's device alone are kept out
+    of that cache: from there JAX would copy an array of this process's own to no device at all, and crash.
 
     Returns:
       A function that takes it back.
@@ -134,7 +135,10 @@ def on_device_mismatch(resolve: Callable[[Sequence[Any]], Sequence[Any]]) -> Cal
 
     def call(*args: Any, **params: Any) -> Any:
         try:
-            return original(*args, **params)
+            results, executable, *rest = original(*args, **params)
+            arrays = [result for result in results if isinstance(result, ArrayImpl)]
+            elsewhere = any(not array._sharding.has_addressable_devices for array in arrays)
+            return results, None if elsewhere else executable, *rest
         except stages.DeviceAssignmentMismatchError:
             if getattr(here, "resolving", False):
                 raise

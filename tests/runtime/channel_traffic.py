@@ -12,10 +12,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from automap_launch.program.program import Value
 from automap_launch.runtime.channel import Message
+from automap_launch.runtime.jax_internals import on_device_mismatch
 from automap_launch.runtime.mesh import make_mesh
 from automap_launch.runtime.process_channel import ProcessChannel
 from automap_launch.runtime.schedules import Task, chain, compute_order, merged, with_messages
@@ -93,6 +94,23 @@ def exchange(layout: str, schedule: str) -> int:
     return taken
 
 
+def meet_elsewhere() -> None:
+    """Eager code on an array of each process's own and one that lies on a single device, on most processes elsewhere.
+    The second time JAX's cache of calls would be asked."""
+    take_back = on_device_mismatch(lambda arrays: arrays)
+    for device in jax.devices():
+        mesh = Mesh(np.array([device]), ("data",))
+        own = [jax.device_put(np.float32(3), device)] if device.process_index == jax.process_index() else []
+        there = jax.make_array_from_single_device_arrays(
+            (), NamedSharding(mesh, PartitionSpec()), own, dtype=np.dtype(np.float32)
+        )
+        for _ in range(3):
+            total = jax.numpy.float32(1) + there
+            assert total.sharding.device_set == {device}
+            assert [float(shard.data) for shard in total.addressable_shards] == [4.0] * len(own)
+    take_back()
+
+
 def main(rank: int, port: int) -> None:
     jax.config.update("jax_num_cpu_devices", DEVICES)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -106,6 +124,7 @@ def main(rank: int, port: int) -> None:
             ("stages across all processes", "1f1b"),
         )
     )
+    meet_elsewhere()
     print("taken", taken, flush=True)
     jax.distributed.shutdown()
 

@@ -1,4 +1,4 @@
-"""Messages that cross between four processes."""
+"""Messages that cross between four processes, and arrays of several processes that meet in eager code."""
 
 from __future__ import annotations
 
