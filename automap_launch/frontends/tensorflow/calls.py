@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from automap_launch.frontends.libraries import identity_of
 from automap_launch.frontends.tensorflow import refusals, tf_internals
+from automap_launch.frontends.tensorflow.random_draws import own_draws
 from automap_launch.train_step import StepIdentity
 
 _IDENTITY = "_automap_identity"
@@ -86,7 +87,8 @@ def for_xla(call: Call) -> XlaCall:
     if places:
         batches = tuple(_next_batch(args[i]) for i in places)
         args = (batches, *(a for i, a in enumerate(args) if i not in places))
-    concrete = tf_internals.trace(twin, args, call.kwargs)
+    with own_draws():
+        concrete = tf_internals.trace(twin, args, call.kwargs)
     return XlaCall(concrete, tf_internals.flat_arguments(concrete, args, call.kwargs), concrete.captured_inputs)
 
 

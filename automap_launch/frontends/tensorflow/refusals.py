@@ -105,10 +105,9 @@ def foreign(function: Any, operation: Foreign, line: SourceLine | None) -> Captu
 def _random(function: Any, operation: Any) -> CaptureError:
     return _at(
         line_of(operation) or _source(function),
-        f"{_name(function)} draws random numbers with {operation.type}, which has no seed in the program (tf.random.*, "
-        "tf.nn.dropout): they would differ from device to device",
-        "use keras.layers.Dropout, tf.random.Generator, or tf.random.stateless_* and "
-        "tf.nn.experimental.stateless_dropout with a seed that changes from step to step",
+        f"{_name(function)} draws random numbers with {operation.type}, from a state that is not in the program: they "
+        "would differ from device to device",
+        "use tf.random.stateless_* with a seed that changes from step to step, or draw them before the step",
     )
 
 

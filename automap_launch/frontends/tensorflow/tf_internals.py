@@ -9,11 +9,12 @@ Importing this module imports TensorFlow: only what runs after the script has im
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -46,6 +47,7 @@ from tensorflow.python.framework import auto_control_deps_utils, errors_impl, op
 from tensorflow.python.lib.io import file_io  # noqa: E402
 from tensorflow.python.ops import (  # noqa: E402
     gen_io_ops,
+    gen_random_ops,
     gen_resource_variable_ops,
     gen_summary_ops,
     io_ops,
@@ -122,6 +124,25 @@ def trace(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The concrete function for these arguments, from the function's cache if it was traced for their types before."""
     with polymorphic.OptionalXlaContext(function._jit_compile):
         return function._get_concrete_function_garbage_collected(*args, **kwargs)
+
+
+def seed() -> int | None:
+    """The script's `tf.random.set_seed`; None where there was none."""
+    found = context.global_seed()
+    return None if found is None else int(found)
+
+
+@contextlib.contextmanager
+def replaced_draws(draws: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Puts functions in place of the operations that draw from a state of TensorFlow's own, by their names."""
+    real = {name: getattr(gen_random_ops, name) for name in draws}
+    for name, draw in draws.items():
+        setattr(gen_random_ops, name, draw)
+    try:
+        yield
+    finally:
+        for name, draw in real.items():
+            setattr(gen_random_ops, name, draw)
 
 
 def flat_arguments(concrete: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -23,7 +23,7 @@ REFUSED = {
     "mask": ("whose size depends on values", "keep the size", "tf.boolean_mask"),
     "strings": ("a tensor of strings (text)", "into numbers", "def strings"),
     "gradients_alone": ("updates no variable", "optimizer.apply_gradients", "def gradients_alone"),
-    "stateful_random": ("draws random numbers with RandomUniform", "keras.layers.Dropout", "tf.nn.dropout"),
+    "stateful_random": ("draws random numbers with RandomGamma", "tf.random.stateless_*", "tf.random.gamma"),
     "sizes": ("decide the sizes of tensors", "Python numbers", "def sizes"),
     "adversarial": ("several steps: `one`", "frontend.step=NAME", "def one"),
     "eager": ("called no tf.function", "@tf.function", None),
@@ -33,6 +33,8 @@ REFUSED = {
     "eager_fit": ("run_eagerly=True", "take it out", "model.fit(batch"),
     "by_hand": ("takes no gradients", "frontend.step=by_hand", "def by_hand"),
 }
+# Plans under which draws without a seed are looked at.
+DRAWING = {"tensor_parallel": (4, 2, 1, 1), "pipeline": (2, 2, 2, 2)}
 POLICIES = ("float32", "mixed_float16")
 
 Runs = Mapping[str, Outcome]
@@ -58,6 +60,9 @@ def runs(folder: Path) -> Runs:
         jobs.append(Job(f"{script}.capture", "capture", f"{script}.py", [], str(folder / script)))
     for script in ("slots", "three_models"):
         jobs.append(Job(f"{script}.run", "run", f"{script}.py", [], str(folder / script), plan=(8, 1, 1, 1)))
+    jobs.append(Job("dropout.capture", "capture", "dropout.py", [], str(folder / "dropout")))
+    for name, plan in DRAWING.items():
+        jobs.append(Job(f"dropout.{name}", "run", "dropout.py", [], str(folder / "dropout"), plan=plan))
     jobs.append(Job("lazy_tensor", "plain", "lazy_tensor.py"))
     return run_jobs(jobs, folder)
 
@@ -107,6 +112,13 @@ def test_random_numbers_are_those_of_tensorflow(runs: Runs, policy: str) -> None
     assert runs[f"{policy}.run"].code == 0, runs[f"{policy}.run"].text
     assert_same_text(runs[f"{policy}.plain"].text, runs[f"{policy}.run"].text)
     assert runs[f"{policy}.run"].report["steps"] == 9
+
+
+@pytest.mark.parametrize("plan", DRAWING)
+def test_draws_without_a_seed(runs: Runs, plan: str) -> None:
+    assert runs["dropout.capture"].record["outcome"] == "step", runs["dropout.capture"].record
+    assert runs[f"dropout.{plan}"].code == 0, runs[f"dropout.{plan}"].text
+    assert runs[f"dropout.{plan}"].report["steps"] == 8
 
 
 def test_a_variable_has_one_value(runs: Runs) -> None:
