@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from automap_launch.plan.block_costs import ROUNDED_BYTES, BlockCosts, RunCosts
 from automap_launch.plan.decision import Schedule
-from automap_launch.plan.timeline import in_flight
-from automap_launch.search.critical_paths import KINDS, RunBounds, bounds_of_runs
+from automap_launch.plan.timeline import StageSeconds, in_flight, step_seconds
+from automap_launch.search.critical_paths import KINDS, RunBounds, bounds_of_runs, sent_seconds
 
 Array = npt.NDArray[np.float64]
 
@@ -65,8 +65,9 @@ class CutProgram:
         runs = costs.every_run()
         fits = fitting_runs(costs, runs, stages, schedule, memory_limit + ROUNDED_BYTES)
         some = np.isfinite(runs.forward)
-        finite = RunCosts(**{f.name: np.where(some, getattr(runs, f.name), 0.0) for f in fields(RunCosts)})
-        self._bounds = bounds_of_runs(costs, finite, stages, schedule)
+        self._runs = RunCosts(**{f.name: np.where(some, getattr(runs, f.name), 0.0) for f in fields(RunCosts)})
+        self._sent = sent_seconds(costs, stages)
+        self._bounds = bounds_of_runs(costs, self._runs, stages, schedule)
         self._bounds.joint[:, ~fits] = np.inf
         self._rest = _least_rest(self._bounds)
 
@@ -132,8 +133,25 @@ class CutProgram:
 
     def _timed(self, cuts: npt.NDArray[np.int64]) -> Array:
         """float64[plans]: seconds; infinite where a plan does not fit. Args: cuts: int64[plans, stages - 1]."""
-        found = self.costs.pipelines(self.schedule, cuts)
-        seconds: Array = np.where(found.fits(self._memory_limit), found.step_seconds, np.inf)
+        ends = np.full((len(cuts), 1), self.costs.blocks)
+        run = np.concatenate([0 * ends, cuts], axis=1), np.concatenate([cuts, ends], axis=1)
+        stage, runs, micro_batches = np.arange(self.stages), self._runs, self.costs.micro_batches
+        stages = StageSeconds(
+            runs.forward[run],
+            runs.backward[run],
+            runs.weight[run],
+            runs.before[run],
+            runs.after[run],
+            self._sent[stage[:-1], cuts],
+        )
+        seconds = step_seconds(self.schedule, micro_batches, stages)
+        flying = np.array(in_flight(self.schedule, self.stages, micro_batches))
+        needed = runs.fixed[run] + flying * runs.residuals[run] + runs.working[run]
+        # Within a few bytes of the limit the bytes decide that an estimate counts.
+        close = np.flatnonzero(needed.max(axis=1) > self._memory_limit)
+        if len(close):
+            fits = self.costs.pipelines(self.schedule, cuts[close]).fits(self._memory_limit)
+            seconds[close[~fits]] = np.inf
         return seconds
 
 
