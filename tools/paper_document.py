@@ -52,8 +52,8 @@ same cost model and the same space: stages, cuts, micro-batches, schedule, mesh,
   search begins with a cost model that has priced nothing. Capturing and analysing a step (0.1 to 5 s) is not included.
 - *Optimum*: proven over the whole space, by the oracle within {ORACLE_BOX}; else the best plan known, with what is
   proven to be a lower bound. A gap is to the optimum, or to the best plan known where it is not proven.
-- `search=dqn` is the agent with upper confidence bounds and hill-climbing, at most {DQN_BOX}, the median of
-  {len(SEEDS)} seeds. The default search is `search=portfolio`, at most {ORACLE_BOX}.
+- `search=dqn` is the agent with upper confidence bounds and hill-climbing, at most {DQN_BOX}, the median of the seeds
+  that were run. The default search is `search=portfolio`, at most {ORACLE_BOX}.
 - Cells of a row that were made with another version of the cost model than its newest one are left out.
 - —: no plan that fits was found, or the baseline does not fit. A blank: the cell has not been run.
 """
@@ -319,7 +319,7 @@ def _verdict(rows: Rows) -> str:
         longest = max(cell["seconds"] for row in rows.values() if (cell := _dqn(row)) and cell.get("seconds"))
         text += (
             f" `search=dqn`: at most 1.01 x the optimum on {one} and at most 1.05 x on {five} of {len(agent)} rows, in "
-            f"at most {longest:.0f} s."
+            f"at most {longest:.0f} s; the median of {_seeds(rows)}."
         )
     return text
 
@@ -361,6 +361,13 @@ def _dqn(row: Cells) -> Cell | None:
     runs = [row[f"dqn-{seed}"] for seed in SEEDS if f"dqn-{seed}" in row]
     runs.sort(key=lambda cell: math.inf if cell["step_seconds"] is None else cell["step_seconds"])
     return runs[len(runs) // 2] if runs else None
+
+
+def _seeds(rows: Rows) -> str:
+    """How many seeds of `search=dqn` the rows have."""
+    counts = {sum(f"dqn-{seed}" in row for seed in SEEDS) for row in rows.values()} - {0}
+    told = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
+    return f"{told} seed{'s' * (max(counts) > 1)} of {len(SEEDS)}"
 
 
 def _at(row: Cells, column: str) -> float | None:
