@@ -19,6 +19,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from automap_launch.frontends import jax_internals
+from automap_launch.frontends.buffers import hide_buffers
 from automap_launch.frontends.deferred import materialize
 from automap_launch.frontends.jax_settings import keep_devices
 from automap_launch.frontends.one_device import asked_by_insider, ignore_placements, says_nothing
@@ -99,8 +100,10 @@ def read_everywhere() -> Callable[[], None]:
         setattr(owner, name, _gathering(original))
     for owner, name, original in collectives:
         setattr(owner, name, _evaluating(original))
+    give_back = hide_buffers(array_type)
 
     def release() -> None:
+        give_back()
         for owner, name, original in (*originals, *collectives):
             setattr(owner, name, original)
 
