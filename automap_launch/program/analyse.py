@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from automap_launch.errors import CaptureError
@@ -68,7 +69,10 @@ def analyse(
     batch_analysis = best_way(graph, module, ways, state, sources=step.sources, local_statistics=local_statistics)
     if step.has_callbacks:
         batch_analysis = replace(batch_analysis, refusals=(calls_back(graph),), max_micro_batches=1)
-    groups, number = _groups(graph, linkage, step, parts.parameters, batch, tie_layers)
+    trained = {graph.arguments[k]: step.arguments[k].path for k in parts.parameters}
+    classes = {item for dims in linkage.classes for item in dims if item is not None}
+    together = tie(graph, linkage, alone=batch) if tie_layers else [[item] for item in sorted(classes)]
+    groups, number = _groups(graph, linkage, trained, batch, together)
     read_batch = [k for k, argument in enumerate(step.arguments) if argument.role == "batch"]
     blocks, homes = find_blocks(graph, parts, Owners(graph, step, parts), read_batch, max_blocks)
     return Program(
@@ -130,22 +134,20 @@ def _keys(graph: Graph, step: TrainStep) -> list[Dim]:
 
 
 def _groups(
-    graph: Graph,
-    linkage: Linkage,
-    step: TrainStep,
-    parameters: tuple[int, ...],
-    batch: int | None,
-    tie_layers: bool,
+    graph: Graph, linkage: Linkage, trained: Mapping[int, str], batch: int | None, together: Iterable[Sequence[int]]
 ) -> tuple[tuple[Group, ...], dict[int, int]]:
-    """Groups in their final order, and each class's group id."""
+    """Groups in their final order, and each class's group id.
+
+    Args:
+      trained: path of each parameter, by its value. together: the classes of each group.
+    """
     dims: dict[int, list[Dim]] = defaultdict(list)
     for value, classes in enumerate(linkage.classes):
         for dim, item in enumerate(classes):
             if item is not None:
                 dims[item].append((value, dim))
-    trained = {graph.arguments[k]: step.arguments[k].path for k in parameters}
     made = []
-    for tied in tie(graph, linkage, alone=batch) if tie_layers else [[item] for item in sorted(dims)]:
+    for tied in together:
         sites = sorted(site for item in tied for site in dims[item])
         values = dict.fromkeys(value for value, _ in sites)
         members = tuple(trained[v] for v in values if v in trained)
