@@ -23,7 +23,8 @@ from automap_launch.frontends.tensorflow import tf_internals
 def install() -> None:
     """Puts the hooks in place; they do nothing while writes are not redirected."""
     tf_internals.replace_file_functions(FileFunctions)
-    tf_internals.replace_fingerprint_functions(ReadingFunctions)
+    tf_internals.replace_fingerprint_functions(lambda real: PathFunctions(real, read_path))
+    tf_internals.replace_saving_functions(lambda real: PathFunctions(real, write_path))
     tf_internals.hook_file_operations(_translated)
     when_imported("h5py", _hook_hdf5)
 
@@ -118,11 +119,12 @@ class FileFunctions:
         return overlay.remove_tree(absolute(text))
 
 
-class ReadingFunctions:
-    """Native functions (of the module `real`) that read what their first argument names."""
+class PathFunctions:
+    """Native functions (of the module `real`) whose first argument is a path, which is translated."""
 
-    def __init__(self, real: Any) -> None:
+    def __init__(self, real: Any, translate: Callable[[str], str]) -> None:
         self._real = real
+        self._translate = translate
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._real, name)
@@ -130,12 +132,12 @@ class ReadingFunctions:
             return found
 
         @functools.wraps(found)
-        def read(path: Any, *args: Any, **kwargs: Any) -> Any:
+        def translated(path: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(path, (str, bytes)):
-                path = _text(path, read_path)
+                path = _text(path, self._translate)
             return found(path, *args, **kwargs)
 
-        return read
+        return translated
 
 
 # By the name of an eager operation: for each of its first arguments, how a path in it is translated.

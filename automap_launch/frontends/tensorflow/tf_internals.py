@@ -54,6 +54,7 @@ from tensorflow.python.ops import (  # noqa: E402
     resource_variable_ops,
 )
 from tensorflow.python.saved_model import fingerprinting_utils  # noqa: E402
+from tensorflow.python.saved_model import save as saved_model_save  # noqa: E402
 from tensorflow.python.training import py_checkpoint_reader  # noqa: E402
 
 Function = polymorphic.Function
@@ -301,6 +302,11 @@ def replace_file_functions(make: Callable[[Any], Any]) -> None:
 def replace_fingerprint_functions(make: Callable[[Any], Any]) -> None:
     """Puts `make(module)` in place of the module of native functions that read a SavedModel to identify it."""
     fingerprinting_utils.fingerprinting_pywrap = make(fingerprinting_utils.fingerprinting_pywrap)
+
+
+def replace_saving_functions(make: Callable[[Any], Any]) -> None:
+    """Puts `make(module)` in place of the module of native functions that begin a SavedModel: its folder is made."""
+    saved_model_save.pywrap_saved_model = make(saved_model_save.pywrap_saved_model)
 
 
 def hook_file_operations(wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
