@@ -23,9 +23,10 @@ DEVICES = 8
 
 @dataclass(frozen=True)
 class Job:
-    """What to do with a script of `scripts/`.
+    """What to do with a script.
 
     Attributes:
+      script: of `scripts/`, or an absolute path.
       kind: `plain`: TensorFlow alone. `capture`: its step into `folder`. `run`: under the plan (data, model, stages,
         micro_batches) that is made for the step in `folder`.
       step: `frontend.step`.
@@ -42,7 +43,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`text`: what the script printed. `record`: of a capture, as `CaptureRecord` has it. `report`: of a run."""
+    """`text`: what the script printed. `record`: of a capture, as `CaptureRecord` has it.
+
+    `report`: of a run; with `refused`, the message, where the plan was.
+    """
 
     code: int
     text: str
@@ -73,10 +77,12 @@ def run_jobs(jobs: list[Job], folder: Path, timeout: float = 600) -> dict[str, O
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return {job.name: _outcome(folder, job.name) for job in jobs}
+    return {job.name: outcome(folder, job.name) for job in jobs}
 
 
-def _outcome(folder: Path, name: str) -> Outcome:
+def outcome(folder: Path, name: str) -> Outcome:
+    """What came of the job `name` of `run_jobs`."""
+
     def read(suffix: str) -> Any:
         path = folder / f"{name}.{suffix}.json"
         return json.loads(path.read_text()) if path.exists() else {}
@@ -144,6 +150,7 @@ def _capture(job: Job, folder: Path) -> None:
 
 
 def _run(job: Job, folder: Path) -> None:
+    from automap_launch.errors import PlanError
     from automap_launch.frontends.lowering import LoweredStep
     from automap_launch.frontends.script import run_script
     from automap_launch.frontends.tensorflow.run import take_the_step
@@ -182,6 +189,9 @@ def _run(job: Job, folder: Path) -> None:
     take_the_step(step, build, observer)
     try:
         run_script(Entry(script=str(SCRIPTS / job.script), args=tuple(job.args)))
+    except PlanError as error:
+        observer.report["refused"] = str(error)
+        raise
     finally:
         (folder / f"{job.name}.report.json").write_text(json.dumps(observer.report))
 

@@ -9,13 +9,16 @@ import tensorflow as tf
 parser = argparse.ArgumentParser()
 parser.add_argument("--dump")
 parser.add_argument("--permute", action="store_true")
+parser.add_argument("--float", default="float64")
+parser.add_argument("--epochs", type=int, default=2, help="of four steps; restored to the end of the last but one")
 arguments = parser.parse_args()
 
 keras.utils.set_random_seed(0)
-keras.config.set_floatx("float64")
+keras.config.set_floatx(arguments.float)
 data = np.random.default_rng(0)
 inputs = data.standard_normal((232, 32))
 labels = (inputs @ data.standard_normal((32, 8))).argmax(1).astype(np.int32)
+inputs = inputs.astype(arguments.float)
 order = np.arange(64)[::-1] if arguments.permute else np.arange(64)
 
 x = keras.Input((32,))
@@ -55,7 +58,7 @@ def evaluate(x, y):
 
 checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
 losses = []
-for epoch in range(2):
+for epoch in range(arguments.epochs):
     mean.reset_state()
     accuracy.reset_state()
     for start in range(0, 232, 64):
@@ -66,7 +69,7 @@ for epoch in range(2):
         print(f"step {int(optimizer.iterations)} loss {metrics['loss']:.4f} norm {metrics['norm']:.3f}")
     print(f"epoch {epoch} mean {mean.result():.4f} accuracy {float(accuracy.result()):.3f}")
     print(f"evaluated {float(evaluate(inputs[:100], labels[:100])):.4f}")
-    if epoch == 0:
+    if epoch == arguments.epochs - 2:
         path = checkpoint.write("checkpoint")
         optimizer.learning_rate = 5e-4
 checkpoint.read(path).assert_consumed()
@@ -75,5 +78,5 @@ losses.append(train_step(inputs[order], labels[order])["loss"])
 print(f"mean {float(tf.reduce_mean(losses)):.4f}, {np.mean([float(v) for v in losses]):.4f}, {metrics['one'].numpy()}")
 if arguments.dump:
     state = {v.path: np.asarray(v) for v in [*model.variables, *optimizer.variables]}
-    state |= {f"average/{i}": np.asarray(v) for i, v in enumerate(average)}
+    state |= {f"average/{v.path}": np.asarray(slow) for v, slow in zip(model.trainable_variables, average, strict=True)}
     np.savez(arguments.dump, loss=np.array([float(v) for v in losses]), **state)

@@ -8,6 +8,7 @@ import numpy as np
 parser = argparse.ArgumentParser()
 parser.add_argument("--dump")
 parser.add_argument("--permute", action="store_true")
+parser.add_argument("--norm", choices=("Batch", "Layer"), default="Batch")
 parser.add_argument("--steps-per-execution", type=int, default=1)
 arguments = parser.parse_args()
 
@@ -21,7 +22,8 @@ if arguments.permute:
 
 
 def compiled():
-    hidden = [keras.layers.Dense(32, "relu"), keras.layers.BatchNormalization()]
+    norm = getattr(keras.layers, f"{arguments.norm}Normalization")
+    hidden = [keras.layers.Dense(32, "relu"), norm()]
     model = keras.Sequential([keras.Input((16,)), *hidden, keras.layers.Dense(4)])
     model.compile(
         keras.optimizers.AdamW(1e-2),
