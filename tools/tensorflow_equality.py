@@ -105,14 +105,13 @@ def main() -> int:
     options = parser.parse_args()
     for name, script in SCRIPTS.items():
         if options.only in name and not options.table:
-            for job in missing_jobs(name, script):
-                run_jobs([job], RUNS / name, SECONDS)
+            run_jobs(missing_jobs(name, script), RUNS / name, SECONDS)
             print("\n".join(row(name, script)), flush=True)
     DOCUMENT.write_text(document())
     return 0
 
 
-def missing_jobs(name: str, script: Script) -> Iterator[Job]:
+def missing_jobs(name: str, script: Script) -> list[Job]:
     """What was not run yet: the plain run, its control, the capture, and a run under each plan."""
     folder, path, args = RUNS / name, str(script.path), list(script.args)
     step = str(folder / "step")
@@ -122,7 +121,7 @@ def missing_jobs(name: str, script: Script) -> Iterator[Job]:
         Job("capture", "capture", path, args, step),
         *(Job(p, "run", path, [*args, "--dump", f"{p}.npz"], step, PLANS[p]) for p in script.plans),
     ]
-    return (job for job in jobs if not (folder / f"{job.name}.code").exists())
+    return [job for job in jobs if not (folder / f"{job.name}.code").exists()]
 
 
 def document() -> str:
@@ -172,17 +171,17 @@ def _report(name: str, script: Script, plan: str) -> EqualityReport | None:
     folder = RUNS / name
     if not (folder / f"{plan}.code").exists() or outcome(folder, plan).code:
         return None
-    reference, run, control = (_by_parameter(load_dump(folder / f"{name}.npz")) for name in ("plain", plan, "control"))
-    return compare(reference, run, control, _gradients(reference), tolerance=script.tolerance)
+    reference, run, control = (by_parameter(load_dump(folder / f"{name}.npz")) for name in ("plain", plan, "control"))
+    return compare(reference, run, control, gradients(reference), tolerance=script.tolerance)
 
 
-def _by_parameter(run: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def by_parameter(run: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Slots renamed to end with their parameter's path: `adam/dense_kernel_momentum` to `momentum/dense/kernel`."""
     slots = {f"{path.replace('/', '_')}_{kind}": f"{kind}/{path}" for path in run for kind in ("momentum", "velocity")}
     return {slots.get(path.rpartition("/")[2], path): array for path, array in run.items()}
 
 
-def _gradients(run: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def gradients(run: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """How large each parameter's gradients were, as the optimizer remembers them; by the parameter's path."""
     seconds = {p.removeprefix("velocity/"): np.sqrt(a) for p, a in run.items() if p.startswith("velocity/")}
     return seconds or {p.removeprefix("momentum/"): a for p, a in run.items() if p.startswith("momentum/")}

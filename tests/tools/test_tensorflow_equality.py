@@ -1,0 +1,62 @@
+"""The comparison of TensorFlow scripts: runs that are missing, and what the table says of those that are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tools import tensorflow_equality as tool
+
+NAME = "tf_bert_tiny"
+SCRIPT = tool.SCRIPTS[NAME]
+RUN = {
+    "loss": np.array([2.0, 1.0]),
+    "dense/kernel": np.ones((4, 4)),
+    "key/bias": np.ones(4),
+    "adam/dense_kernel_velocity": np.ones((4, 4)),
+    "adam/key_bias_velocity": np.full(4, 1e-18),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tool, "RUNS", tmp_path)
+    made = tmp_path / NAME
+    made.mkdir()
+    return made
+
+
+def put(folder: Path, name: str, code: int = 0, text: str = "", **changed: np.ndarray) -> None:
+    np.savez(folder / f"{name}.npz", **(RUN | {path.replace("__", "/"): array for path, array in changed.items()}))
+    (folder / f"{name}.code").write_text(str(code))
+    (folder / f"{name}.out").write_text(text)
+
+
+def test_runs_that_were_made_are_not_made_again(folder: Path) -> None:
+    assert [job.name for job in tool.missing_jobs(NAME, SCRIPT)] == ["plain", "control", "capture", *tool.PLANS]
+    put(folder, "plain")
+    put(folder, "DP8")
+    assert [job.name for job in tool.missing_jobs(NAME, SCRIPT)] == ["control", "capture", *list(tool.PLANS)[1:]]
+
+
+def test_slots_are_found_by_their_parameter() -> None:
+    renamed = tool.by_parameter(RUN)
+    assert set(renamed) == {"loss", "dense/kernel", "key/bias", "velocity/dense/kernel", "velocity/key/bias"}
+    np.testing.assert_allclose(tool.gradients(renamed)["key/bias"], 1e-9)
+
+
+def test_what_the_table_says(folder: Path) -> None:
+    for name in ("plain", "DP8"):
+        put(folder, name)
+    put(folder, "control", key__bias=np.full(4, 1.1), dense__kernel=np.full((4, 4), 1.1))
+    put(folder, "DP4xTP2", key__bias=np.full(4, 1.2))  # within its control, and its gradient is noise
+    put(folder, "PP2xDP2xTP2", dense__kernel=np.full((4, 4), 1.2))  # within its control, but its gradient is none
+    put(folder, "accumulate4", code=1, text="Traceback\nValueError: no such thing\n")
+    equal, noise, different, failed = tool.row(NAME, SCRIPT)
+    assert "| equal | 0 of 6 |" in equal
+    assert "| equal | 1 of 6 |" in noise
+    assert "**1 of 6 differ**" in different
+    assert "**failed**: ValueError: no such thing" in failed
+    assert any("key/bias" in line for line in tool.by_control())
