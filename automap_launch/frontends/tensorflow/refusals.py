@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -65,11 +66,7 @@ def check_graph(function: Any, concrete: Any, lines: GraphLines) -> None:
     """
     for operation in lines.all():
         if operation.type in _ITERATOR_OPS:
-            raise _at(
-                line_of(operation) or _source(function),
-                f"{_name(function)} takes batches from a data set inside the function",
-                "give it one batch a call: `for x, y in dataset: train_step(x, y)`, or `train_step(next(iterator))`",
-            )
+            raise _batch_inside(function, operation)
         if operation.type in ("PrintV2", "Print", "PyFunc", "EagerPyFunc", "PyFuncStateless"):
             raise _operation(function, operation, operation.type)
         if operation.type in _STATEFUL_RANDOM:
@@ -83,6 +80,20 @@ def check_graph(function: Any, concrete: Any, lines: GraphLines) -> None:
                 f"{_name(function)} is given a tensor of {tensor.dtype.name}s ({tensor.op.name})",
                 _STRINGS if tensor.dtype.name == "string" else _DYNAMIC,
             )
+
+
+def _batch_inside(function: Any, operation: Any) -> CaptureError:
+    line = line_of(operation)
+    hint = "give it one batch a call: `for x, y in dataset: train_step(x, y)`, or `train_step(next(iterator))`"
+    text = linecache.getline(line.file, line.line).strip() if line is not None else ""
+    if operation.type == "IteratorGetNext" and text:
+        name = identity_of(function.python_function).name.rpartition(".")[2]
+        hint = (
+            f"`{text}` reads an iterator that is no argument. Make it one:\n"
+            f"    def {name}(iterator):   # after `self`, in a method; the rest stays\n"
+            f"and call `{name}(iterator)`; or let it take the batch itself: `{name}(next(iterator))`"
+        )
+    return _at(line or _source(function), f"{_name(function)} takes batches from a data set inside the function", hint)
 
 
 def foreign(function: Any, operation: Foreign, line: SourceLine | None) -> CaptureError:

@@ -19,6 +19,7 @@ REFUSED = {
     "py_function": ("EagerPyFunc", "tf.data", "y = tf.py_function"),
     "printing": ("PrintV2", "return the value and print it", "tf.print(loss)"),
     "whole_loop": ("takes batches from a data set inside the function", "one batch a call", "for x in batches"),
+    "closure": ("inside the function", "`return learn(next(iterator))` reads an iterator", "learn(next(iterator))"),
     "two_batches": ("takes more than one batch", "pass the batches as arguments", "def two_batches"),
     "mask": ("whose size depends on values", "keep the size", "tf.boolean_mask"),
     "strings": ("a tensor of strings (text)", "into numbers", "def strings"),

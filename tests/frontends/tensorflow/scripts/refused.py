@@ -43,6 +43,11 @@ def whole_loop(batches):
 
 
 @tf.function
+def closure():
+    return learn(next(iterator))
+
+
+@tf.function
 def two_batches(batches):
     return learn(next(batches) + next(batches))
 
@@ -95,6 +100,8 @@ for _ in range(6):
             whole_loop(dataset)
         case "two_batches":
             two_batches(iterator)
+        case "closure":
+            closure()
         case "strings":
             strings(batch, words)
         case "gradients_alone":
