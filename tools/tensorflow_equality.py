@@ -21,7 +21,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.equality import F32_TOLERANCE, F64_TOLERANCE, EqualityReport, compare, load_dump  # noqa: E402
+from tests.equality import F32_TOLERANCE, EqualityReport, compare, load_dump  # noqa: E402
 from tests.frontends.tensorflow.harness import SCRIPTS as FOLDER  # noqa: E402
 from tests.frontends.tensorflow.harness import Job, outcome, run_jobs  # noqa: E402
 
@@ -50,11 +50,6 @@ class Script:
     args: tuple[str, ...] = ()
     permute: str = "--permute-rows"
     plans: tuple[str, ...] = tuple(PLANS)
-    tolerance: float = F32_TOLERANCE
-
-
-def _custom(said: str, *args: str, tolerance: float = F32_TOLERANCE) -> Script:
-    return Script(said, FOLDER / "custom_loop.py", args, "--permute", tolerance=tolerance)
 
 
 def _fit(said: str, *args: str) -> Script:
@@ -63,13 +58,14 @@ def _fit(said: str, *args: str) -> Script:
 
 _SMALL = ("--image-size", "32", "--classes", "10", "--batch-size", "32", "--log-every", "1", "--warmup", "3")
 SCRIPTS = {
-    "custom_loop": _custom(
-        "a custom loop, Adam: 25 steps, last batches smaller", "--float", "float32", "--epochs", "6"
+    "custom_loop": Script(
+        "custom loop, Adam, moving average, last batches smaller: 24 steps, and one more from a checkpoint after 20",
+        FOLDER / "custom_loop.py",
+        ("--epochs", "6", "--float", "float32"),
+        "--permute",
     ),
-    "custom_loop_f64": _custom("the same in float64", "--epochs", "6", tolerance=F64_TOLERANCE),
     "fit_layer_norm": _fit("Keras `fit`, AdamW, layer norm: 28 steps of three calls", "--norm", "Layer"),
     "fit_batch_norm": _fit("the same with batch norm"),
-    "fit_two_a_call": _fit("the same, `steps_per_execution=2`", "--norm", "Layer", "--steps-per-execution", "2"),
     "tf_bert_tiny": Script(
         "recipe, custom loop, AdamW: 20 steps", BERT, ("--learning-rate", "1e-3", "--steps", "20", "--log-every", "1")
     ),
@@ -77,21 +73,24 @@ SCRIPTS = {
         "recipe, images of 32 x 32: 3 steps", VISION, ("--model", "vgg19", *_SMALL, "--steps", "3"), plans=WHOLE
     ),
     "keras_resnet50": Script(
-        "recipe, images of 32 x 32, batch norm: 3 steps", VISION, ("--model", "resnet50", *_SMALL, "--steps", "3")
+        "recipe, images of 32 x 32, batch norm: 3 steps",
+        VISION,
+        ("--model", "resnet50", *_SMALL, "--steps", "3"),
+        plans=WHOLE,
     ),
 }
 
 HEADER = f"""\
 # TensorFlow scripts under plans equal TensorFlow alone
 
-Written by `python tools/tensorflow_equality.py`, in float32 unless it says otherwise, on eight virtual CPU devices.
-The scripts are run as they are: by TensorFlow with XLA, and under each plan.
+Written by `python tools/tensorflow_equality.py`, in float32 on eight virtual CPU devices. The scripts are
+run as they are: by TensorFlow with XLA, and under each plan. (Tests compare the custom loop in float64 as well.)
 
 Compared are the losses of every step (of every epoch, for `fit`) and all variables at the end, tensor by tensor, in
-L2: a difference of at most {F32_TOLERANCE:g} ({F64_TOLERANCE:g} in float64) of the tensor's norm, or of three times
-what the tensor differs by when the rows of each batch of the plain run are permuted (the control), if its gradient
-is noise. How large a gradient is, the optimizer's own slots of the plain run tell: the root of the second moment, or
-the momentum.
+L2: a difference of at most {F32_TOLERANCE:g} of the tensor's norm; or, if its gradient is noise (at most 1e-6 of
+the global gradient), of three times what the tensor differs by when the rows of each batch of the plain run are
+permuted (the control). How large a gradient is, the optimizer's own slots of the plain run tell: the root of the
+second moment, or the momentum.
 
 | script | what it is |
 |---|---|
@@ -138,23 +137,23 @@ def document() -> str:
 
 def row(name: str, script: Script) -> list[str]:
     """The cells of a script, a line each."""
-    return [f"| {name} | {plan} | {_cell(name, script, plan)} |" for plan in script.plans]
+    return [f"| {name} | {plan} | {_cell(name, plan)} |" for plan in script.plans]
 
 
 def by_control() -> Iterator[str]:
     """Names the tensors that pass by the control alone."""
     for name, script in SCRIPTS.items():
         for plan in script.plans:
-            report = _report(name, script, plan)
+            report = _report(name, plan)
             if report is not None and report.by_control:
                 yield f"{name}, {plan}, equal up to their own noise: {', '.join(report.by_control)}."
 
 
-def _cell(name: str, script: Script, plan: str) -> str:
+def _cell(name: str, plan: str) -> str:
     folder = RUNS / name
     if not (folder / f"{plan}.code").exists():
         return "- | not run | -"
-    report = _report(name, script, plan)
+    report = _report(name, plan)
     if report is None:
         done = outcome(folder, plan)
         refused = done.report.get("refused")
@@ -166,13 +165,13 @@ def _cell(name: str, script: Script, plan: str) -> str:
     return f"{worst} | {verdict} | {len(report.by_control)} of {len(report.tensors)}"
 
 
-def _report(name: str, script: Script, plan: str) -> EqualityReport | None:
+def _report(name: str, plan: str) -> EqualityReport | None:
     """None: the run was not made, or did not end well."""
     folder = RUNS / name
     if not (folder / f"{plan}.code").exists() or outcome(folder, plan).code:
         return None
     reference, run, control = (by_parameter(load_dump(folder / f"{name}.npz")) for name in ("plain", plan, "control"))
-    return compare(reference, run, control, gradients(reference), tolerance=script.tolerance)
+    return compare(reference, run, control, gradients(reference))
 
 
 def by_parameter(run: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
