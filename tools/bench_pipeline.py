@@ -406,8 +406,8 @@ def document(results: dict[str, Any]) -> str:
         lines.append(f"| {' | '.join(map(str, cells))} |")
     if all(row["seconds"] <= _least(row, cores) * row["together"] for row in rows if "schedule" in row):
         lines.append(
-            "\nNo step takes longer than its schedule on devices that slow each other down like this: no delay besides "
-            "is to be seen."
+            "\nNo step takes longer than its schedule on devices that slow each other down like this. A delay that is "
+            "smaller than what they do to each other cannot be told from it on so few cores."
         )
     noise = max(row["against_peer"][2] - row["against_peer"][1] for row in rows if "schedule" not in row)
     if noise > RESOLVED:
