@@ -34,8 +34,7 @@ from automap_launch.units import format_seconds  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "emulated_hosts.md"
 SCRIPT = ROOT / "recipes" / "quickstart" / "train.py"
-# Of a step's work to its parameters: a batch of 8 and of 32 sequences.
-BATCHES = (8, 32)
+BATCHES = (8,)  # sequences a step
 MBITS = (100, 400, 2000)
 NETWORK = "10.78.0"
 HUB = "automap-hub"
