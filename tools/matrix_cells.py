@@ -110,7 +110,7 @@ class Cell:
         return ""
 
     def make(self) -> Model:
-        make = partial(cnn, norm="batch", blocks=5) if self.model == BATCH_NORM else MODELS[self.model]
+        make = partial(cnn, norm="batch") if self.model == BATCH_NORM else MODELS[self.model]
         return make(OPTIMIZERS[self.optimizer]())
 
 
