@@ -172,7 +172,9 @@ class StepDetector:
             self.refuse(refusals.several_steps([f.identity for f in steps], self._listed()))
         for step in steps:
             called = sum(step.calls_of.values())
-            if called >= LOOK_AHEAD_CALLS or time.monotonic() - step.first > LOOK_AHEAD_SECONDS:
+            # Not at the first call, however long its tracing took: another step may stand beside this one.
+            late = called > 1 and time.monotonic() - step.first > LOOK_AHEAD_SECONDS
+            if called >= LOOK_AHEAD_CALLS or late:
                 self.accept(step.identity, step.usual)
 
     def decide(self) -> NoReturn:

@@ -27,6 +27,7 @@ REFUSED = {
     "stateful_random": ("draws random numbers with RandomGamma", "tf.random.stateless_*", "tf.random.gamma"),
     "sizes": ("decide the sizes of tensors", "Python numbers", "def sizes"),
     "adversarial": ("several steps: `one`", "frontend.step=NAME", "def one"),
+    "slow_adversarial": ("several steps: `slow`", "frontend.step=NAME", "def slow"),
     "eager": ("called no tf.function", "@tf.function", None),
     "eager_functions": ("run_functions_eagerly", "take it out", None),
     "data_set": ("a function of a data set reads", "in the step instead", "def one"),

@@ -1,6 +1,7 @@
 """Steps that cannot be planned, one for each way, named on the command line."""
 
 import sys
+import time
 
 import keras
 import numpy as np
@@ -90,6 +91,12 @@ def other(x):
 
 
 @tf.function
+def slow(x):
+    time.sleep(2.5)  # as long as a large model's tracing
+    return learn(x)
+
+
+@tf.function
 def by_hand(x):
     weights.assign_sub(0.1 * tf.transpose(x) @ (x @ weights))
 
@@ -108,6 +115,9 @@ for _ in range(6):
             weights.assign_sub(0.1 * gradients_alone(batch))
         case "sizes":
             sizes(batch, tf.constant(3))
+        case "slow_adversarial":
+            slow(batch)
+            other(batch)
         case "adversarial":
             one(batch)
             other(batch)
