@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from automap_launch.program.graph import Node
 from automap_launch.program.program import Value
 
-_FOLD: dict[str, Callable[..., int]] = {
+# Operations on integers, and the directions of a comparison, by their StableHLO names.
+FOLD: dict[str, Callable[..., int]] = {
     "multiply": lambda a, b: a * b,
     "minimum": min,
     "maximum": max,
@@ -23,7 +24,7 @@ _FOLD: dict[str, Callable[..., int]] = {
     "clamp": lambda low, x, high: min(max(low, x), high),
     "negate": lambda a: -a,
 }
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
+COMPARE: dict[str, Callable[[int, int], bool]] = {
     "LT": lambda a, b: a < b,
     "LE": lambda a, b: a <= b,
     "GT": lambda a, b: a > b,
@@ -86,8 +87,8 @@ class Scalars:
             return None
         numbers = [k.offset for k in operands]
         if node.name == "compare":
-            return _Affine(None, int(_COMPARE[node.attributes["comparison_direction"]](*numbers)))
-        fold = _FOLD.get(node.name)
+            return _Affine(None, int(COMPARE[node.attributes["comparison_direction"]](*numbers)))
+        fold = FOLD.get(node.name)
         return None if fold is None else _Affine(None, int(fold(*numbers)))
 
     def trips(self, test: int, carried: Mapping[int, tuple[int, int]]) -> int | None:

@@ -14,6 +14,7 @@ from automap_launch.program.batch_analysis import IndivisibleError, Refusal, Ref
 from automap_launch.program.graph import Graph, Node, where
 from automap_launch.program.mlir import Module, RawOp, Region
 from automap_launch.program.program import Value
+from automap_launch.program.scalars import COMPARE, FOLD
 from automap_launch.train_step import SourceLine
 
 # Above these a loop is not unrolled: the step could not be compiled in reasonable time.
@@ -172,7 +173,7 @@ class _Unroller:
             return None
         numbers = [self.known[v] for v in operands]
         if op.name == "compare":
-            return int(_COMPARE[op.attributes["comparison_direction"]](*numbers))
+            return int(COMPARE[op.attributes["comparison_direction"]](*numbers))
         rule = _FOLD.get(op.name)
         if op.name == "convert" and not _is_integer(self.graph.values[operands[0]]):
             return None
@@ -254,27 +255,12 @@ class _Unroller:
 
 
 _FOLD: dict[str, Callable[..., int]] = {
+    **FOLD,
     "add": lambda a, b: a + b,
     "subtract": lambda a, b: a - b,
-    "multiply": lambda a, b: a * b,
-    "minimum": min,
-    "maximum": max,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
-    "select": lambda p, a, b: a if p else b,
-    "clamp": lambda low, x, high: min(max(low, x), high),
-    "negate": lambda a: -a,
     "convert": lambda a: a,
     "reshape": lambda a: a,
-}
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "LT": lambda a, b: a < b,
-    "LE": lambda a, b: a <= b,
-    "GT": lambda a, b: a > b,
-    "GE": lambda a, b: a >= b,
-    "EQ": lambda a, b: a == b,
-    "NE": lambda a, b: a != b,
 }
 
 
