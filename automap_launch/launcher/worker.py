@@ -62,13 +62,9 @@ class StepObserver:
         self._meter = meter
 
     def first_step(self, runner: Runner, leaves: Sequence[Any]) -> None:
-        import jax
-
         from automap_launch.launcher.trial import TrialRunner
 
         self._trace.stop()
-        if jax.default_backend() == "cpu":
-            keep_freed_memory()
         check_same_values(runner.arguments, leaves)
         if isinstance(runner, TrialRunner):
             runner.decide(leaves)
@@ -82,7 +78,16 @@ class StepObserver:
     def stepped(self, report: StepReport) -> None:
         if report.compile_seconds is not None:
             self._meter.compiled(report.compile_seconds, report.signature)
+            self._keep_memory_of_steps()
         self._meter.step(report.outputs, examples=report.examples, tokens=report.tokens, markers=report.markers)
+
+    @staticmethod
+    def _keep_memory_of_steps() -> None:
+        """Not before a step has run: what the making of the state frees is to go back to the system."""
+        import jax
+
+        if jax.default_backend() == "cpu":
+            keep_freed_memory()
 
 
 _failed: list[int] = []  # the exit code, once this worker has failed
