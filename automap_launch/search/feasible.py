@@ -9,12 +9,12 @@ from automap_launch.plan.decision import Schedule
 from automap_launch.plan.group_bounds import HELD_BYTES
 from automap_launch.search.cut_program import fitting_runs
 from automap_launch.search.group_tree import Branch, Case, GroupTree, cases_of, sets_below
-from automap_launch.search.space import CostModel, PlanSpace
+from automap_launch.search.space import BoundedCostModel, PlanSpace
 
 _SINGLES = 256
 
 
-def count_feasible(model: CostModel, space: PlanSpace, at_least: int) -> int:
+def count_feasible(model: BoundedCostModel, space: PlanSpace, at_least: int) -> int:
     """The number of plans that fit; where there are `at_least` or more, some number that is not less.
 
     Cases that need the least memory come first, so that where many plans fit few are looked at.
@@ -35,7 +35,7 @@ def count_feasible(model: CostModel, space: PlanSpace, at_least: int) -> int:
     return found
 
 
-def _single_stages(model: CostModel, space: PlanSpace, case: Case, at_least: int) -> int:
+def _single_stages(model: BoundedCostModel, space: PlanSpace, case: Case, at_least: int) -> int:
     bounds = model.group_bounds(case.decision())
     sets = [sharded for _, sharded in sets_below(space, case, bounds, np.inf, model.memory_limit)]
     # Those that shard the most groups need the least.
@@ -49,7 +49,7 @@ def _single_stages(model: CostModel, space: PlanSpace, case: Case, at_least: int
     return found
 
 
-def _pipelines(model: CostModel, space: PlanSpace, tree: GroupTree, branch: Branch, at_least: int) -> int:
+def _pipelines(model: BoundedCostModel, space: PlanSpace, tree: GroupTree, branch: Branch, at_least: int) -> int:
     costs = tree.costs(branch)
     pinned, case = space.pins.cuts, branch.case
     if pinned is None:

@@ -13,11 +13,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from automap_launch.plan.block_bounds import BlockBounds
 from automap_launch.plan.block_costs import BlockCosts
 from automap_launch.plan.cost import Estimate
 from automap_launch.plan.decision import Decision
-from automap_launch.plan.group_bounds import GroupBounds
 from automap_launch.plan.plan import Memory
 from automap_launch.program.batch_analysis import Block
 from automap_launch.search.agent import Agent
@@ -88,12 +86,6 @@ class Copy:
             working=costs.working * self._sent,
             boundary=costs.boundary * self._sent,
         )
-
-    def group_bounds(self, decision: Decision) -> GroupBounds:
-        raise NotImplementedError("copies are learnt on, their optimum is proven by nobody")
-
-    def block_bounds(self, decision: Decision) -> BlockBounds:
-        raise NotImplementedError("copies are learnt on, their optimum is proven by nobody")
 
 
 class _Classroom:

@@ -17,7 +17,7 @@ from automap_launch.plan.block_bounds import BlockBounds
 from automap_launch.plan.block_costs import BlockCosts
 from automap_launch.plan.decision import Decision, Schedule, Storage
 from automap_launch.plan.group_bounds import HELD_BYTES, MICRO, WHOLE, GroupBounds
-from automap_launch.search.space import CostModel, Mesh, PlanSpace
+from automap_launch.search.space import BoundedCostModel, Mesh, PlanSpace
 
 _CASES = 16  # of which the blocks' bounds are kept
 
@@ -62,7 +62,7 @@ class Branch:
 class GroupTree:
     """The trees of all cases of a space."""
 
-    def __init__(self, model: CostModel, space: PlanSpace) -> None:
+    def __init__(self, model: BoundedCostModel, space: PlanSpace) -> None:
         self._model = model
         self._space = space
         self._ids = [g.id for g in space.groups]

@@ -26,7 +26,7 @@ from automap_launch.search.cut_program import CutProgram
 from automap_launch.search.evaluator import Evaluator
 from automap_launch.search.group_tree import Branch, Case, GroupTree, cases_of, least_seconds, sets_below
 from automap_launch.search.searchers import OnEpisode
-from automap_launch.search.space import Mesh
+from automap_launch.search.space import BoundedCostModel, Mesh
 
 # A plan is taken as the best when no other is faster by more than this share.
 TOLERANCE = 1e-4
@@ -62,12 +62,13 @@ class Oracle:
     """Proves the best plan; what it learns on the way is in the evaluator (`best`, `lower_bound`).
 
     Args:
-      tolerance: see `TOLERANCE`.
+      model: the evaluator's. tolerance: see `TOLERANCE`.
     """
 
     name: ClassVar[str] = "oracle"
 
-    def __init__(self, tolerance: float = TOLERANCE) -> None:
+    def __init__(self, model: BoundedCostModel, tolerance: float = TOLERANCE) -> None:
+        self._model = model
         self._tolerance = max(tolerance, _ROUNDING)
 
     def run(self, evaluator: Evaluator, on_episode: OnEpisode) -> None:
@@ -76,16 +77,17 @@ class Oracle:
         Raises:
           SearchEnd: the evaluator's, when a limit is reached; `evaluator.lower_bound` holds what is proven by then.
         """
-        _Proof(evaluator, self._tolerance).run()
+        _Proof(self._model, evaluator, self._tolerance).run()
 
 
 class _Proof:
     """One run of the oracle, and its open nodes."""
 
-    def __init__(self, evaluator: Evaluator, tolerance: float) -> None:
+    def __init__(self, model: BoundedCostModel, evaluator: Evaluator, tolerance: float) -> None:
+        self._model = model
         self._evaluator = evaluator
         self._tolerance = tolerance
-        self._tree = GroupTree(evaluator.model, evaluator.space)
+        self._tree = GroupTree(model, evaluator.space)
         self._open: list[tuple[float, int, int, _Node]] = []
         self._count = itertools.count()
 
@@ -96,7 +98,7 @@ class _Proof:
         return best * (1 - self._tolerance)
 
     def run(self) -> None:
-        for bound, case in bounded_cases(self._evaluator, lambda: self.limit):
+        for bound, case in bounded_cases(self._model, self._evaluator, lambda: self.limit):
             self._push(_Node(bound, case))
         while self._open and self._open[0][0] < self.limit:
             node = heapq.heappop(self._open)[-1]
@@ -118,7 +120,7 @@ class _Proof:
     def _close_single(self, case: Case) -> None:
         """The plans of one stage."""
         evaluator = self._evaluator
-        bounds = evaluator.model.group_bounds(case.decision())
+        bounds = self._model.group_bounds(case.decision())
         below = sets_below(evaluator.space, case, bounds, self.limit, evaluator.model.memory_limit)
         sets = sorted(below, key=lambda item: item[0])
         for first in range(0, len(sets), _SINGLES):
@@ -196,7 +198,9 @@ class _Proof:
         return [CutProgram(costs, branch.case.stages, schedule, limit) for schedule in branch.case.schedules]
 
 
-def bounded_cases(evaluator: Evaluator, limit: Callable[[], float]) -> Iterator[tuple[float, Case]]:
+def bounded_cases(
+    model: BoundedCostModel, evaluator: Evaluator, limit: Callable[[], float]
+) -> Iterator[tuple[float, Case]]:
     """Cases that may hold a better plan, with a bound over all their plans.
 
     More micro-batches never make all blocks together faster: weights are read once more, and messages wait once
@@ -209,7 +213,7 @@ def bounded_cases(evaluator: Evaluator, limit: Callable[[], float]) -> Iterator[
         if least.get(family, 0.0) >= limit():
             continue
         evaluator.check_limits()
-        constant = evaluator.model.group_bounds(case.decision()).level(()).constant
+        constant = model.group_bounds(case.decision()).level(()).constant
         least[family] = constant[WHOLE] / case.stages
-        if constant[HELD_BYTES] / case.stages <= evaluator.model.memory_limit:
+        if constant[HELD_BYTES] / case.stages <= model.memory_limit:
             yield float(least_seconds(case, constant[:, None])[0]), case

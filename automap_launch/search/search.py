@@ -28,7 +28,7 @@ from automap_launch.search.searchers import (
     simple_plans,
     single_stage_plans,
 )
-from automap_launch.search.space import MOST_GROUPS, CostModel, Estimate, PlanSpace
+from automap_launch.search.space import MOST_GROUPS, BoundedCostModel, Estimate, PlanSpace
 from automap_launch.search.weights import pretrained_agent
 from automap_launch.units import format_bytes, parse_duration
 
@@ -108,7 +108,7 @@ class SearchResult:
 
 
 def search(
-    model: CostModel,
+    model: BoundedCostModel,
     config: SearchConfig,
     pins: Pins,
     *,
@@ -149,7 +149,7 @@ def search(
     if not in_race:
         least_memory = space.complete(space.start(), "full")
         evaluator.seed({HeuristicSearcher.name: least_memory}, in_race={HeuristicSearcher.name})
-    ended = _run(evaluator, on_episode, config)
+    ended = _run(model, evaluator, on_episode, config)
     best = evaluator.best
     if best is None:
         raise _no_plan_fits(evaluator)
@@ -181,7 +181,7 @@ def _patience(config: SearchConfig) -> float:
     return parse_duration(config.patience)
 
 
-def _run(evaluator: Evaluator, on_episode: OnEpisode, config: SearchConfig) -> EndReason:
+def _run(model: BoundedCostModel, evaluator: Evaluator, on_episode: OnEpisode, config: SearchConfig) -> EndReason:
     if config.method == "heuristic":
         return _let(HeuristicSearcher(), evaluator, on_episode)
     if config.method == "random":
@@ -211,7 +211,7 @@ def _run(evaluator: Evaluator, on_episode: OnEpisode, config: SearchConfig) -> E
     if ended != "finished":
         return ended
     evaluator.begin(limits)
-    ended = _let(Oracle(), evaluator, on_episode)
+    ended = _let(Oracle(model), evaluator, on_episode)
     return "proven" if ended == "finished" else ended
 
 

@@ -77,6 +77,10 @@ class CostModel(Protocol):
         """Costs of each block; the decision's cuts and schedule do not matter."""
         ...
 
+
+class BoundedCostModel(CostModel, Protocol):
+    """A cost model that knows bounds over many plans at once: what a proof of the optimum needs."""
+
     def group_bounds(self, decision: Decision) -> GroupBounds:
         """Bounds over sets of groups; those of the decision, its cuts and its schedule do not matter."""
         ...

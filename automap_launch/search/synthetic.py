@@ -103,7 +103,7 @@ class Products:
 
 @dataclass
 class SyntheticModel:
-    """A cost model of a made-up model on a made-up cluster (`search.space.CostModel`)."""
+    """A cost model of a made-up model on a made-up cluster (`search.space.BoundedCostModel`)."""
 
     program: Program
     cluster: Cluster

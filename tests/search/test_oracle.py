@@ -50,7 +50,7 @@ def test_the_oracle_finds_the_best_of_every_plan_of_tiny_models():
         costs = [e.step_seconds if e.fits else np.inf for e in model.estimate_many(plans)]
         best = int(np.argmin(costs))
         evaluator = Evaluator(model, space)
-        Oracle(tolerance=0.0).run(evaluator, lambda event: None)
+        Oracle(model, tolerance=0.0).run(evaluator, lambda event: None)
         assert evaluator.lower_bound == np.inf
         if np.isinf(costs[best]):
             assert evaluator.best is None
@@ -68,7 +68,7 @@ def test_a_plan_within_the_tolerance_is_enough():
         optimum = min((e.step_seconds for e in model.estimate_many(list(space)) if e.fits), default=np.inf)
         for tolerance in evaluated:
             evaluator = Evaluator(model, space)
-            Oracle(tolerance).run(evaluator, lambda event: None)
+            Oracle(model, tolerance).run(evaluator, lambda event: None)
             evaluated[tolerance] += evaluator.evaluations
             if np.isfinite(optimum):
                 assert evaluator.best.estimate.step_seconds * (1 - tolerance) <= optimum * (1 + 1e-9)
@@ -91,7 +91,7 @@ def test_the_best_plan_under_a_pin_that_a_larger_group_outranks(dims):
     model, space = pinned_space(dims)
     estimates = model.estimate_many(list(space))
     evaluator = Evaluator(model, space)
-    Oracle(tolerance=0.0).run(evaluator, lambda event: None)
+    Oracle(model, tolerance=0.0).run(evaluator, lambda event: None)
     fastest = min(e.step_seconds for e in estimates if e.fits)
     assert evaluator.best.estimate.step_seconds == pytest.approx(fastest, rel=1e-9)
 
@@ -99,10 +99,10 @@ def test_the_best_plan_under_a_pin_that_a_larger_group_outranks(dims):
 def test_an_incumbent_that_is_optimal_is_proven_without_another_plan():
     model, space = next((m, s) for m, s in tiny_models(20, seed=1) if any(e.fits for e in m.estimate_many(list(s))))
     first = Evaluator(model, space)
-    Oracle().run(first, lambda event: None)
+    Oracle(model).run(first, lambda event: None)
     second = Evaluator(model, space)
     second.estimate(first.best.decision)
-    Oracle().run(second, lambda event: None)
+    Oracle(model).run(second, lambda event: None)
     assert second.best.decision == first.best.decision
     assert second.lower_bound == np.inf
     assert second.evaluations <= first.evaluations
@@ -112,13 +112,13 @@ def test_when_time_runs_out_the_lower_bound_holds():
     stopped = 0
     for model, space in tiny_models(12, seed=2):
         evaluator = Evaluator(model, space)
-        Oracle().run(evaluator, lambda event: None)
+        Oracle(model).run(evaluator, lambda event: None)
         if evaluator.best is None:
             continue
         asked = iter([False] * 30)
         limited = Evaluator(model, space, Limits(stop=lambda asked=asked: next(asked, True)))
         try:
-            Oracle().run(limited, lambda event: None)
+            Oracle(model).run(limited, lambda event: None)
         except SearchEnd:
             stopped += 1
             assert limited.lower_bound <= evaluator.best.estimate.step_seconds * (1 + 1e-9)

@@ -188,6 +188,9 @@ def test_an_oracle_that_gets_no_further_ends_by_patience(patience, ended, monkey
     class Slow:
         name = "oracle"
 
+        def __init__(self, model):
+            pass
+
         def run(self, evaluator, on_episode):
             for _ in range(20):
                 time.sleep(0.01)
