@@ -13,7 +13,6 @@ from pathlib import Path
 
 import hydra
 import yaml
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -23,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from automap_launch import command_line, recipe_group
 from automap_launch.config import to_config, unknown_key_error
 from automap_launch.errors import AutomapError, ConfigError
+from automap_launch.hydra_internals import option_parser
 from automap_launch.interruption import Interrupted
 from automap_launch.resources import conf_folder
 from automap_launch.run_folder import RunFolder, new_run_folder
@@ -126,10 +126,8 @@ def _settings(arguments: Sequence[str]) -> list[str]:
     Raises:
       ConfigError: an option is unknown or lacks its value; Hydra would show all that it knows.
     """
-    parser = get_args_parser()
-    parser.exit_on_error = False
     try:
-        known, unknown = parser.parse_known_args(list(arguments))
+        known, unknown = option_parser().parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
         raise ConfigError(str(error)) from error
     if unknown:

@@ -1,7 +1,7 @@
 """Everything the front ends take from JAX's private modules, in one place.
 
 Public JAX offers no way to put a trace of one's own under a whole script, nor the flat order in which `jax.jit` passes
-arguments. A new JAX release is admitted by running the tests of `tests/frontends` on it and widening `TESTED`.
+arguments.
 """
 
 from __future__ import annotations
@@ -12,22 +12,9 @@ from typing import Any
 import jax
 import jax.extend.core as extend_core
 
-from automap_launch.errors import ConfigError
+from automap_launch.tested_versions import require_tested
 
-TESTED = ((0, 10), (0, 11))
-
-
-def _check_version() -> None:
-    version = tuple(int(part) for part in jax.__version__.split(".")[:2])
-    if not TESTED[0] <= version < TESTED[1]:
-        low, high = (".".join(map(str, v)) for v in TESTED)
-        raise ConfigError(
-            f"jax {jax.__version__} is installed, this version of automap-launch works with jax >= {low}, < {high}",
-            hint=f'pip install "jax>={low},<{high}"',
-        )
-
-
-_check_version()
+require_tested("jax", jax.__version__)
 
 from jax._src import core, source_info_util, tree_util  # noqa: E402
 from jax._src.interpreters import mlir as jax_mlir  # noqa: E402

@@ -17,8 +17,7 @@ from jax.extend.mlir.dialects import chlo, sdy, stablehlo
 
 from automap_launch.errors import CaptureError
 from automap_launch.program.program import Value
-
-TESTED = "0.10"
+from automap_launch.tested_versions import require_tested
 
 _DTYPES = {
     "i1": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64",
@@ -86,14 +85,10 @@ def read_module(artifact: bytes) -> Module:
     """Reads a portable artifact.
 
     Raises:
-      RuntimeError: this version of jaxlib is outside the tested range.
+      ConfigError: this version of jaxlib is outside the tested range.
       CaptureError: the artifact is damaged, or has tensors of unknown shape.
     """
-    if not jaxlib.version.__version__.startswith(f"{TESTED}."):
-        raise RuntimeError(
-            f"jaxlib is {jaxlib.version.__version__}; the analysis reads MLIR through interfaces tested with "
-            f"{TESTED}.x only: pip install 'jax=={TESTED}.*' 'jaxlib=={TESTED}.*'"
-        )
+    require_tested("jaxlib", jaxlib.version.__version__)
     context = ir.Context()
     for dialect in (stablehlo, chlo, sdy):
         dialect.register_dialect(context)

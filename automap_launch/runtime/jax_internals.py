@@ -19,13 +19,9 @@ from typing import Any
 
 import jax
 
-TESTED = ("0.10.2", "0.11")
+from automap_launch.tested_versions import require_tested
 
-if not tuple(map(int, TESTED[0].split("."))) <= jax.__version_info__ < (*map(int, TESTED[1].split(".")), 0):
-    raise ImportError(
-        f"automap-launch works with jax from {TESTED[0]} to below {TESTED[1]}, and this is jax {jax.__version__}: "
-        f'install a tested one with `pip install "jax>={TESTED[0]},<{TESTED[1]}"`'
-    )
+require_tested("jax", jax.__version__)
 
 import numpy as np  # noqa: E402
 from jax._src import (  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 from jax import ShapeDtypeStruct as Spec
 from jax import lax
 
-from automap_launch.errors import CaptureError
+from automap_launch.errors import CaptureError, ConfigError
 from automap_launch.program.mlir import read_module
 from automap_launch.program.program import Value
 from tests.program.conftest import make_step
@@ -55,7 +55,7 @@ def test_operations_are_numbered_in_textual_order_across_functions_and_regions()
 
 def test_another_jaxlib_is_refused(monkeypatch):
     monkeypatch.setattr(jaxlib.version, "__version__", "0.11.0")
-    with pytest.raises(RuntimeError, match=r"jaxlib is 0\.11\.0.*tested with 0\.10"):
+    with pytest.raises(ConfigError, match=r"jaxlib 0\.11\.0 is installed.* works with jaxlib <0\.11,>=0\.10\.2"):
         read_module(b"")
 
 

@@ -1,8 +1,7 @@
 """Everything the TensorFlow front end takes from private modules of TensorFlow and Keras, in one place.
 
 TensorFlow has no public way to watch calls of its functions and accesses to its variables, nor to lower a function with
-the order of its flat arguments. A new release is admitted by running `tests/frontends/tensorflow` on it and
-widening `TESTED`.
+the order of its flat arguments.
 
 Importing this module imports TensorFlow: only what runs after the script has imported it may do so.
 """
@@ -19,23 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from automap_launch.errors import ConfigError
+from automap_launch.tested_versions import require_tested
 
-TESTED = ((2, 21), (2, 22))
-KERAS_TESTED = ((3, 13), (4, 0))
-
-
-def _check_version(name: str, version: str, tested: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    found = tuple(int(part) for part in version.split(".")[:2])
-    if not tested[0] <= found < tested[1]:
-        low, high = (".".join(map(str, bound)) for bound in tested)
-        raise ConfigError(
-            f"{name} {version} is installed, this version of automap-launch works with {name} >= {low}, < {high}",
-            hint=f'pip install "{name}>={low},<{high}"',
-        )
-
-
-_check_version("tensorflow", tf.__version__, TESTED)
+require_tested("tensorflow", tf.__version__)
 
 from tensorflow.python.data.ops import structured_function  # noqa: E402
 from tensorflow.python.data.ops.iterator_ops import IteratorBase  # noqa: E402
@@ -385,7 +370,7 @@ def hook_keras_trainer(make_function: Callable[[Any, Any, Callable[[Any], Any]],
     from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 
     # Keras itself is in the middle of being imported.
-    _check_version("keras", importlib.metadata.version("keras"), KERAS_TESTED)
+    require_tested("keras", importlib.metadata.version("keras"))
     real = TensorFlowTrainer._make_function
 
     @functools.wraps(real)

@@ -17,13 +17,12 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from automap_launch.errors import ConfigError
+from automap_launch.tested_versions import require_tested
 
 if TYPE_CHECKING:
     from automap_launch.frontends.trax.stand_ins import StandIns
 
 _NAME = "trax"
-TESTED = "1.4.1"
 
 
 def install(writes: bool = True, refusing: bool = True) -> None:
@@ -158,12 +157,7 @@ def check_version() -> None:
     """Raises:
     ConfigError: another Trax than the tested one is installed.
     """
-    version = importlib.metadata.version(_NAME)
-    if version != TESTED:
-        raise ConfigError(
-            f"trax {version} is installed, this version of automap-launch works with trax {TESTED}",
-            hint=f'pip install "trax=={TESTED}"',
-        )
+    require_tested(_NAME, importlib.metadata.version(_NAME))
 
 
 def _is_traxs(module: str) -> bool:
