@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from automap_launch.launcher.step_builder import FAVOURITE
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.pins import Pins
+from automap_launch.run_folder import FAVOURITE
 from automap_launch.search.config import SearchConfig
 
 if TYPE_CHECKING:

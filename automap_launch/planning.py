@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from automap_launch.config import Config
 from automap_launch.contest import DATA_PARALLEL, contenders
 from automap_launch.interruption import Interrupted, Interruption
-from automap_launch.launcher.step_builder import FAVOURITE
 from automap_launch.plan.baselines import baselines
 from automap_launch.plan.build import build_plan
 from automap_launch.plan.cost import CostModel
@@ -22,7 +21,7 @@ from automap_launch.plan.file import save_plan
 from automap_launch.plan.pins import Pins
 from automap_launch.plan.plan import Origin
 from automap_launch.plan_cache import Outcome, UnusableEntryError, entry_file, keep, load
-from automap_launch.run_folder import RunFolder
+from automap_launch.run_folder import FAVOURITE, RunFolder
 from automap_launch.terminal import Terminal
 from automap_launch.tracking.tracking import Tracking
 from automap_launch.units import format_seconds, parse_duration

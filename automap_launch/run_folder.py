@@ -9,6 +9,9 @@ from pathlib import Path
 
 from automap_launch.errors import ConfigError
 
+# The plan of a launch, by name, among those that are tried against it.
+FAVOURITE = "plan"
+
 
 def new_run_folder(parent: str) -> str:
     """Makes `parent/DATE/TIME` and returns it; a suffix keeps launches of the same second apart.
@@ -89,13 +92,19 @@ class RunFolder:
     def layout(self) -> Path:
         return self.root / "layout.json"
 
-    def rival_layout(self, name: str) -> Path:
-        """The layout of a plan that is tried against the launch's own."""
-        return self.root / "trial" / f"{name}.layout.json"
+    def plan_of(self, name: str) -> Path:
+        """The launch's own plan, or another one that is tried against it; the folder is made."""
+        return self.plan if name == FAVOURITE else self._trial / f"{name}.yaml"
 
-    def rival_plan(self, name: str) -> Path:
-        """A plan that is tried against the launch's own."""
-        return self.root / "trial" / f"{name}.yaml"
+    def layout_of(self, name: str) -> Path:
+        """The layout of that plan; the folder is made."""
+        return self.layout if name == FAVOURITE else self._trial / f"{name}.layout.json"
+
+    @property
+    def _trial(self) -> Path:
+        folder = self.root / "trial"
+        folder.mkdir(exist_ok=True)
+        return folder
 
     @property
     def launch_spec(self) -> Path:

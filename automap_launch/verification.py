@@ -14,7 +14,6 @@ from pathlib import Path
 
 from rich.table import Table
 
-from automap_launch.launcher.step_builder import FAVOURITE
 from automap_launch.plan.build import takes_local_statistics
 from automap_launch.plan.compiled import CompiledPlan, CompileRequest
 from automap_launch.plan.cost import CostModel
@@ -22,6 +21,7 @@ from automap_launch.plan.decision import Decision
 from automap_launch.plan.derive import derive_layout
 from automap_launch.plan.execution import Execution
 from automap_launch.plan.explain import describe_mesh, plain_table, short_mesh
+from automap_launch.run_folder import FAVOURITE
 from automap_launch.search.config import SearchConfig
 from automap_launch.search.space import Estimate
 from automap_launch.units import format_bytes

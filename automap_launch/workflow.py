@@ -9,21 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from automap_launch import verification
+from automap_launch import plan_exchange, verification
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.cluster.detect import calibrate, detect_local
 from automap_launch.cluster.file import cluster_from_config, load_cluster, save_cluster
 from automap_launch.cluster.local_devices import local_devices
 from automap_launch.config import Config, resolve_entry
 from automap_launch.contest import DATA_PARALLEL
-from automap_launch.errors import AutomapError, CaptureError, ClusterMismatchError, ConfigError, ScriptError
+from automap_launch.errors import AutomapError, ClusterMismatchError, ConfigError, ScriptError
 from automap_launch.frontends.capture import capture
 from automap_launch.interruption import Interrupted, Interruption, interruptible
 from automap_launch.launcher.failure import WorkerFailure
 from automap_launch.launcher.host_group import HostGroup
 from automap_launch.launcher.place import Place, find_place
 from automap_launch.launcher.spec import LaunchSpec, Rival
-from automap_launch.launcher.step_builder import FAVOURITE
 from automap_launch.launcher.supervisor import launch
 from automap_launch.plan.build import decision_of
 from automap_launch.plan.cost import CostModel
@@ -37,7 +36,7 @@ from automap_launch.plan.plan import Plan
 from automap_launch.planning import Planner
 from automap_launch.program.analyse import analyse
 from automap_launch.program.program import Program
-from automap_launch.run_folder import RunFolder
+from automap_launch.run_folder import FAVOURITE, RunFolder
 from automap_launch.summary import Summary
 from automap_launch.terminal import Terminal
 from automap_launch.tracking.events import TrialEvent, event_of
@@ -114,13 +113,13 @@ class Workflow:
             program = self._analyse(step, given)
             model = CostModel(program, cluster, self.config.search.memory_fraction)
             if self.place.host > 0:
-                plans = self._plans_of_host_0(model)
+                plans = self._receive_plans(model)
             elif given is not None:
                 plans = {FAVOURITE: self._check_plan(given, model)}
             else:
                 plans = self._search(model, interruption)
-            if self.place.host == 0:
-                self._send_plans(step, plans)
+            if self.hosts is not None and self.place.host == 0:
+                plan_exchange.send(plans, step.fingerprint, self.folder, self.hosts)
             rivals = self._lay_out(plans, program)
             self._record_plan(plans[FAVOURITE], model)
             if mode == "plan":
@@ -194,36 +193,6 @@ class Workflow:
         self.hosts = HostGroup.meet(self.place, parse_duration(self.config.launcher.start_timeout))
         self.terminal.note(f"hosts: {', '.join(self.hosts.names)}")
 
-    def _send_plans(self, step: TrainStep, plans: dict[str, Plan]) -> None:
-        """Gives the other hosts what was planned here."""
-        if self.hosts is None:
-            return
-        paths = {name: self.folder.plan if name == FAVOURITE else self.folder.rival_plan(name) for name in plans}
-        for name, path in paths.items():
-            save_plan(plans[name], path)
-        value = {"fingerprint": step.fingerprint, "plans": {name: path.read_text() for name, path in paths.items()}}
-        self.hosts.exchange(value)
-        self.hosts.require_all("it captured the train step")
-
-    def _plans_of_host_0(self, model: CostModel) -> dict[str, Plan]:
-        """The plan and its rivals, as host 0 found them."""
-        assert self.hosts is not None
-        self.terminal.note("host 0 makes the plan")
-        found = self.hosts.exchange(None)[0]
-        self.hosts.require_all("it made the plan")
-        if found["fingerprint"] != model.program.step.fingerprint:
-            raise CaptureError(
-                f"the train step on host {self.place.host} is another program than on host 0",
-                hint="all hosts run the same script, with the same arguments, data shapes and versions of its packages",
-            )
-        plans = {}
-        for name, text in found["plans"].items():
-            path = self.folder.plan if name == FAVOURITE else self.folder.rival_plan(name)
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-            plans[name] = check_plan(load_plan(path), model.program, model.cluster, self.config.search.memory_fraction)
-        return plans
-
     def _capture(self, entry: Entry, cluster: Cluster) -> TrainStep:
         self.summary.update(phase="capture")
         self.terminal.note(f"capturing the train step of {entry.script or entry.module}")
@@ -264,12 +233,16 @@ class Workflow:
         self.summary.update(search=outcome.search)
         return outcome.plans
 
+    def _receive_plans(self, model: CostModel) -> dict[str, Plan]:
+        assert self.hosts is not None
+        self.terminal.note("host 0 makes the plan")
+        return plan_exchange.receive(model, self.config.search.memory_fraction, self.folder, self.hosts)
+
     def _lay_out(self, plans: dict[str, Plan], program: Program) -> tuple[Rival, ...]:
         """Writes the layouts of all plans; the rivals of the favourite, as workers need them."""
         rivals = []
         for name, plan in plans.items():
-            path = self.folder.layout if name == FAVOURITE else self.folder.rival_layout(name)
-            path.parent.mkdir(exist_ok=True)
+            path = self.folder.layout_of(name)
             derive_layout(program, decision_of(plan, program)).save(path)
             if name != FAVOURITE:
                 rivals.append(Rival(name, str(path.resolve()), Execution.of(plan, self.config.search.max_blocks)))
@@ -397,8 +370,7 @@ class Workflow:
         self.summary.update(search={"trial": {"step_seconds": trial.seconds, "chosen": trial.chosen}})
         save_plan(plan, self.folder.plan)
         self._summarise(plan)
-        if trial.chosen != FAVOURITE:
-            self._layout_trained = self.folder.rival_layout(trial.chosen)
+        self._layout_trained = self.folder.layout_of(trial.chosen)
         plain, chosen = trial.seconds.get(DATA_PARALLEL), trial.seconds[trial.chosen]
         if plain and chosen:
             self._speedup_measured = plain / chosen

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 from automap_launch.launcher.spec import LaunchSpec
 from automap_launch.plan.execution import Execution
 from automap_launch.plan.layout import Layout
+from automap_launch.run_folder import FAVOURITE
 from automap_launch.train_step import Runner, TrainStep
 
 if TYPE_CHECKING:
     from automap_launch.frontends.lowering import LoweredStep
-
-# The launch's own plan among its rivals.
-FAVOURITE = "plan"
 
 OnTrial = Callable[[Mapping[str, float | None], str], None]
 
