@@ -52,6 +52,12 @@ def normalise(h: Array) -> Array:
     return (h - h.mean(-1, keepdims=True)) * lax.rsqrt(h.var(-1, keepdims=True) + 1e-5)
 
 
+def marked(h: Array) -> Array:
+    """A reduction that no collective completes, along the sequence."""
+    bits = lax.reduce((h > 0).astype(jnp.int32), jnp.int32(0), lax.bitwise_or, (1,))
+    return h * bits[:, None].astype(h.dtype)
+
+
 def through_heads(h: Array) -> Array:
     """A split whose major factor carries the sharding, and the merge back."""
     heads = h.reshape(BATCH, LENGTH, 4, HIDDEN // 4)
@@ -126,6 +132,7 @@ OPERATIONS: dict[str, Callable[[Array], Array]] = {
     "dot_general": attention,
     "reduce, sum": normalise,
     "reduce, maximum": lambda h: h - h.max(-1, keepdims=True),
+    "reduce, bits of integers": marked,
     "broadcast_in_dim": lambda h: h + jnp.ones((LENGTH, 1)),
     "reshape": through_heads,
     "transpose": lambda h: jnp.transpose(jnp.cos(jnp.transpose(h, (2, 1, 0))), (2, 1, 0)),

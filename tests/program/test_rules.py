@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import ShapeDtypeStruct as Spec
 from jax import lax
@@ -255,6 +256,16 @@ def test_a_sum_is_contracted_and_an_argmax_wants_its_dim_whole(linked):
     argmax = linked(lambda x: jnp.argmax(jnp.tanh(x), 1), f32(4, 6))
     assert argmax.contracted("reduce") == set()
     assert ("0", 1) in argmax.whole("reduce")
+
+
+@pytest.mark.parametrize(("dtype", "sharded"), [(jnp.bool_, True), (I32, False)])
+def test_a_dim_is_not_sharded_whose_reduction_no_collective_completes(linked, dtype, sharded):
+    def reduced(x):
+        return lax.reduce((x > 0).astype(dtype), np.zeros((), dtype), lax.bitwise_or, (1,)), jnp.tanh(x)
+
+    rows, columns = linked(reduced, f32(4, 6)).arguments[0]
+    assert rows is not None
+    assert (columns is not None) == sharded
 
 
 def test_a_lookup_is_summed_over_the_shards_of_its_table(linked):

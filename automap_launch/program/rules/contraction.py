@@ -69,7 +69,9 @@ def convolution(r: Relations) -> None:
 
 @rule("reduce")
 def reduce(r: Relations) -> None:
-    """A reduction of several operands (argmax) has no partial result that one collective completes."""
+    """A reduction of several operands (argmax) has no partial result that one collective completes, so the compiler
+    gathers them. Of one operand it makes partial results whatever the reduction is, and fails where no collective
+    completes them."""
     dims = r.node.attributes["dimensions"]
     several = len(r.node.results) > 1
     for position, result in enumerate(r.node.results):
@@ -82,8 +84,17 @@ def reduce(r: Relations) -> None:
         for dim in dims:
             if several:
                 r.keep_whole((operand, dim))
+            elif not _has_collective(r):
+                r.fixed.append((operand, dim))
             elif r.shape(operand)[dim] > 1:
                 r.contracted.append((position, dim))
+
+
+def _has_collective(r: Relations) -> bool:
+    """XLA's collectives add, multiply, and take extrema; of booleans these are `and` and `or`."""
+    if r.graph.values[r.node.results[0]].dtype == "bool":
+        return r.node.reducer in ("add", "multiply", "maximum", "minimum", "and", "or")
+    return r.node.reducer in ("add", "multiply", "maximum", "minimum")
 
 
 @rule("reduce_window")
