@@ -17,6 +17,8 @@ from jax.sharding import Mesh
 
 from automap_launch.runtime.jax_internals import for_other_devices, program_key
 
+_BELOW_A_BYTE = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")
+
 
 @dataclass(frozen=True)
 class _Known:
@@ -42,6 +44,8 @@ class CompileOnce:
         return _Function(self, jitted, tuple(mesh.devices.flat))
 
     def compile(self, jitted: Any, devices: tuple[Any, ...], arguments: Sequence[Any]) -> Any:
+        if any(str(leaf.dtype) in _BELOW_A_BYTE for leaf in jax.tree.leaves(arguments)):
+            return jitted  # its compiled form refuses such arrays: JAX takes their layout for another than its own
         lowered = jitted.lower(*arguments)
         key = program_key(lowered)
         known = self._known.get(key)
