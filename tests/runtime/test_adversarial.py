@@ -1,11 +1,12 @@
-"""Steps in which examples meet, or seem to, under plans of every kind. All of them: see `under_plans.py`."""
+"""Steps in which examples meet, or seem to, under plans of every kind. All of them: see docs/adversarial.md."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.equality import F32_TOLERANCE
 from tests.program.adversarial import CASES
-from tests.runtime.under_plans import outcomes
+from tests.runtime.under_plans import outcomes, two_examples_less
 
 BY_NAME = {case.name: case for case in CASES}
 CHOSEN = (
@@ -21,5 +22,11 @@ CHOSEN = (
 @pytest.mark.parametrize("name", CHOSEN)
 def test_exact_or_refused_under_every_plan(name: str) -> None:
     found = outcomes(BY_NAME[name])
-    assert found["data parallel"] == "exact"
-    assert (found["accumulation"] == "exact") == (BY_NAME[name].refused is None), found
+    for plan, outcome in found.items():
+        assert outcome.is_equal or outcome.refused, (plan, outcome)
+    assert found["data parallel"].is_equal
+    assert found["accumulation"].is_equal == (BY_NAME[name].refused is None), found
+
+
+def test_the_comparison_would_notice_lost_examples() -> None:
+    assert two_examples_less(BY_NAME["mean_of_losses"]) > 100 * F32_TOLERANCE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +18,15 @@ Tree = Any
 
 @dataclass(frozen=True)
 class Case:
-    """A step, its state and batch, and the kind of refusal expected; None where it must be exact."""
+    """A step, its state and batch, and the kind of refusal expected; None where it must be exact.
+
+    Attributes:
+      about: what it is hard about. topic: what it shares with the others of its file.
+    """
 
     name: str
+    about: str
+    topic: str
     step: Callable[..., Any]
     state: tuple[Tree, ...]
     batch: tuple[Tree, ...]
@@ -53,13 +61,28 @@ def sgd(p: Tree, g: Tree) -> Tree:
     return jax.tree.map(lambda a, b: a - 0.1 * b, p, g)
 
 
+def _put_on_the_list(
+    written: Callable[..., Any],
+    step: Callable[..., Any],
+    refused: str | None,
+    state: tuple[Tree, ...] = (),
+    batch: tuple[Tree, ...] | None = None,
+) -> None:
+    """`written`: the function that the case is written as."""
+    about, topic = inspect.getdoc(written), inspect.getdoc(sys.modules[written.__module__])
+    if not (about and topic):
+        raise ValueError(f"{written.__name__} does not say what it is hard about")
+    of_state = (params(), *state)
+    CASES.append(Case(written.__name__, about, topic, step, of_state, data() if batch is None else batch, refused))
+
+
 def case(
     refused: str | None = None, state: tuple[Tree, ...] = (), batch: tuple[Tree, ...] | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a step. `state`: after the parameters. `batch`: instead of `data()`."""
 
     def register(step: Callable[..., Any]) -> Callable[..., Any]:
-        CASES.append(Case(step.__name__, step, (params(), *state), data() if batch is None else batch, refused))
+        _put_on_the_list(step, step, refused, state, batch)
         return step
 
     return register
@@ -73,7 +96,7 @@ def loss_case(refused: str | None = None, batch: tuple[Tree, ...] | None = None)
             value, g = jax.value_and_grad(loss)(p, *batch)
             return sgd(p, g), value
 
-        CASES.append(Case(loss.__name__, step, (params(),), data() if batch is None else batch, refused))
+        _put_on_the_list(loss, step, refused, batch=batch)
         return loss
 
     return register
@@ -87,7 +110,7 @@ def metric_case(refused: str | None = None) -> Callable[..., Any]:
             g = jax.grad(lambda p: nll(p, x, y).mean())(p)
             return sgd(p, g), metric(p, x, y)
 
-        CASES.append(Case(metric.__name__, step, (params(),), data(), refused))
+        _put_on_the_list(metric, step, refused)
         return metric
 
     return register

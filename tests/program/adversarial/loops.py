@@ -12,6 +12,8 @@ from tests.program.adversarial.case import KEY, B, D, H, X, Y, case, hidden, los
 
 @loss_case(batch=(np.tile(X[:, None], (1, 4, 1)), Y))
 def recurrent(p, x, y):
+    """A scan over time, whose carry begins without the batch."""
+
     def cell(h, now):
         h = jnp.tanh(now @ p["w1"] + 0.5 * h)
         return h, h.sum()
@@ -22,6 +24,8 @@ def recurrent(p, x, y):
 
 @case(state=(np.ones((B, H), "f"),))
 def hidden_state_kept_between_steps(p, h, x, y):
+    """State that holds a row for each example."""
+
     def loss(p):
         new = jnp.tanh(x @ p["w1"] + h)
         return jnp.mean(new @ p["w2"]), new
@@ -32,6 +36,8 @@ def hidden_state_kept_between_steps(p, h, x, y):
 
 @case()
 def chunks_accumulated_by_the_user(p, x, y):
+    """The script accumulates gradients over chunks of the batch itself."""
+
     def one(total, xy):
         value, g = jax.value_and_grad(lambda p: nll(p, *xy).mean())(p)
         return jax.tree.map(jnp.add, total, g), value
@@ -42,6 +48,8 @@ def chunks_accumulated_by_the_user(p, x, y):
 
 @case("statistic")
 def several_steps_in_one(p, x, y):
+    """A scan over batches that updates the parameters each time."""
+
     def one(p, xy):
         value, g = jax.value_and_grad(lambda p: nll(p, *xy).mean())(p)
         return sgd(p, g), value
@@ -51,6 +59,7 @@ def several_steps_in_one(p, x, y):
 
 @loss_case("loop")
 def iterated_until_all_are_done(p, x, y):
+    """while_loop until the largest of the batch is small."""
     h = lax.stop_gradient(hidden(p, x))
     h = lax.while_loop(lambda h: jnp.max(jnp.abs(h)) > 0.1, lambda h: 0.5 * h, h)
     return jnp.mean((h + hidden(p, x)) @ p["w2"])
@@ -58,12 +67,14 @@ def iterated_until_all_are_done(p, x, y):
 
 @loss_case()
 def iterated_a_fixed_number_of_times(p, x, y):
+    """fori_loop that counts."""
     h = lax.fori_loop(0, 3, lambda k, h: jnp.tanh(h + k), hidden(p, x))
     return jnp.mean(h @ p["w2"])
 
 
 @case(state=(KEY,))
 def dropout(p, key, x, y):
+    """Random numbers for the whole batch from one key."""
     key, use = jax.random.split(key)
 
     def loss(p):
@@ -76,6 +87,7 @@ def dropout(p, key, x, y):
 
 @case(state=(KEY,))
 def noise_of_a_key_for_each_example(p, key, x, y):
+    """A key for each example, one of which is kept."""
     keys = jax.random.split(key, B)
 
     def loss(p):
