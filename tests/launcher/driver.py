@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from automap_launch.launcher.config import LauncherConfig
+from automap_launch.launcher.host_group import HostGroup
+from automap_launch.launcher.place import Place
 from automap_launch.launcher.spec import LaunchSpec
 from automap_launch.launcher.supervisor import launch
 
@@ -19,7 +21,11 @@ def main() -> int:
     def ignore(_event: dict[str, Any]) -> None:
         pass
 
-    result = launch(spec, config, spec.folder, ignore, sys.stdout, command=sys.argv[3:])
+    place = Place(spec.hosts, spec.host, spec.coordinator)
+    group = HostGroup.meet(place, 20.0) if spec.hosts > 1 else None
+    result = launch(spec, config, spec.folder, ignore, sys.stdout, group=group, command=sys.argv[3:])
+    if group is not None:
+        group.close()
     failure = None if result.failure is None else result.failure.error()
     (spec.folder.root / "result.json").write_text(json.dumps({"failure": failure, "attempts": result.attempts}))
     return result.exit_code

@@ -22,7 +22,7 @@ from automap_launch.launcher.place import Place
 from automap_launch.launcher.ports import free_port
 from automap_launch.launcher.supervisor import LaunchResult, launch
 from tests.equality import assert_equal, load_dump
-from tests.launcher.harness import Room, eventually, launcher_config, make_room
+from tests.launcher.harness import Room, eventually, launcher_config, make_room, nothing_left_of
 from tests.recipes.runs import QUICKSTART, plain_dump
 
 # Two processes on each host.
@@ -82,6 +82,33 @@ def test_all_hosts_start_again_together(tmp_path):
         assert room.events == [{"event": "hello", "rank": ranks[0]}]
     assert "rank 0" in first.terminal.getvalue()
     assert "rank 2 of" not in second.terminal.getvalue()  # rank 0's output alone is shown
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_a_signal_to_one_host_ends_both_as_that_signal(tmp_path, told):
+    coordinator = f"127.0.0.1:{free_port()}"
+    rooms, hosts, workers = [], [], []
+    for host in range(2):
+        (tmp_path / str(host)).mkdir()
+        room = make_room(tmp_path / str(host), "touch(f'up_{rank}')\ntime.sleep(60)", processes=4)
+        room.given = replace(room.spec, hosts=2, host=host, coordinator=coordinator)
+        rooms.append(room)
+        hosts.append(room.launcher_process(max_restarts=3))
+    for room, ranks in zip(rooms, ((0, 1), (2, 3)), strict=True):
+        workers += room.wait_for(*(f"up_{rank}" for rank in ranks))
+    signalled = time.monotonic()
+    hosts[told].send_signal(signal.SIGTERM)
+    try:
+        assert [host.wait(20) for host in hosts] == [143, 143]
+    finally:
+        for host in hosts:
+            host.kill()
+            host.communicate()
+    assert time.monotonic() - signalled < 10
+    assert nothing_left_of(workers)
+    for room in rooms:
+        result = json.loads((room.folder.root / "result.json").read_text())
+        assert (result["failure"]["kind"], result["failure"]["signal"], result["attempts"]) == ("signal", "SIGTERM", 1)
 
 
 # With real workers
