@@ -29,7 +29,7 @@ from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.derive import derive_layout
 from automap_launch.plan.execution import Execution
-from automap_launch.plan.explain import blocks, explain
+from automap_launch.plan.explain import blocks, explain, left_out
 from automap_launch.plan.file import check_plan, load_plan, save_plan
 from automap_launch.plan.layout import Layout
 from automap_launch.plan.plan import Plan
@@ -69,6 +69,7 @@ class Workflow:
         self.hosts: HostGroup | None = None
         self._layout_trained = folder.layout
         self._speedup_measured: float | None = None
+        self._left_out: list[str] = []
 
     def run(self) -> None:
         """Runs the phases that `mode` asks for and records how it ended.
@@ -269,6 +270,7 @@ class Workflow:
     def _record_plan(self, plan: Plan, model: CostModel) -> None:
         assert self.tracking is not None
         self._summarise(plan)
+        self._left_out = left_out(model.program)
         for table in explain(plan, model) if self.place.host == 0 else ():
             self.terminal.show(table)
         checks = [Check(**check) for check in self.summary.record["search"]["verified"] or ()]
@@ -401,6 +403,7 @@ class Workflow:
             summary=self.summary.record,
             plan=dataclasses.asdict(load_plan(self.folder.plan)) if self.folder.plan.exists() else None,
             parameters=parameter_shardings(TrainStep.load(self.folder.train_step), layout) if layout else (),
+            left_out=self._left_out,
             device_memory_bytes=load_cluster(self.folder.cluster).device.memory_bytes,
             **read_run(self.folder),
         )

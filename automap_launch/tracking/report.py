@@ -76,6 +76,7 @@ def write_report(
     summary: Record,
     plan: Record | None = None,
     parameters: Sequence[ParameterSharding] = (),
+    left_out: Sequence[str] = (),
     search_curve: Sequence[Record] = (),
     steps: Sequence[Record] = (),
     environment: Record | None = None,
@@ -86,6 +87,7 @@ def write_report(
     Args:
       summary: `summary.json`.
       plan: `plan.yaml`, or a `Plan` as a dict.
+      left_out: plans that the search left out, each with the reason.
       search_curve, steps, environment: see `read_run`.
       device_memory_bytes: of one device.
 
@@ -95,7 +97,7 @@ def write_report(
     sections = [
         _outcome(summary),
         _plan(plan, parameters) if plan else None,
-        _candidates(summary),
+        _candidates(summary, left_out),
         _search(search_curve),
         _predicted(plan, summary) if plan else None,
         _memory(plan, device_memory_bytes) if plan else None,
@@ -239,7 +241,7 @@ def _spec(spec: Spec) -> object:
     return element("code", "(" + ", ".join(axis or "·" for axis in spec) + ")")
 
 
-def _candidates(summary: Record) -> Html | None:
+def _candidates(summary: Record, left_out: Sequence[str]) -> Html | None:
     search = summary.get("search") or {}
     chosen = search.get("predicted_step_seconds")
     if not chosen:
@@ -258,7 +260,7 @@ def _candidates(summary: Record) -> Html | None:
     if optimum:
         bars.append(Bar("exact optimum", [("step time", optimum)], _against(optimum, chosen)))
     note = element("p", "Predicted time of one step; in brackets, as a multiple of the chosen plan's.", class_="soft")
-    return _section("Candidates", note, bar_chart(bars))
+    return _section("Candidates", note, bar_chart(bars), *(element("p", reason) for reason in left_out))
 
 
 def _against(seconds: float | None, chosen: float) -> str:

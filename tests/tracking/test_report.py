@@ -190,6 +190,14 @@ def test_what_was_not_reached_is_left_out(tmp_path: Path) -> None:
     assert headings(path) == ["Outcome"]
 
 
+def test_plans_that_the_search_left_out_are_named_with_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    reason = "left out, stages: a sort of the batch at train.py:7 needs the whole batch at once"
+    write_report(path, summary=SUMMARY, plan=PLAN, left_out=[reason])
+    candidates = path.read_text().partition("<h2>Candidates</h2>")[2].partition("<h2>")[0]
+    assert f"<p>{reason}</p>" in candidates
+
+
 def test_a_plan_that_was_not_trained_has_no_measurement(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     write_report(path, summary={**SUMMARY, "train": None}, plan=PLAN)
