@@ -119,7 +119,12 @@ class Substitute:
             compiled = self._enter(function, args, kwargs, key, described)
         if compiled is None:
             return _run_as_is(function, args, kwargs)
-        return self._run(compiled, leaves)
+        try:
+            return self._run(compiled, leaves)
+        except FloatingPointError:
+            if all(map(_can_be_read, leaves)):
+                function.fun(*args, **kwargs)  # as JAX does (`jax_debug_nans`): one operation after the other
+            raise
 
     def _find(self, key: Hashable, described: list[Any]) -> _Compiled | None:
         for seen, compiled in self._recent:
@@ -267,6 +272,11 @@ def _without_place(leaf: Any) -> Any:
     if not _is_concrete(leaf) or not leaf.committed:
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+
+
+def _can_be_read(leaf: Any) -> bool:
+    """Whether this process alone can compute with it."""
+    return not isinstance(leaf, jax.Array) or (leaf.is_fully_addressable and not leaf.is_deleted())
 
 
 def _is_concrete(leaf: Any) -> bool:

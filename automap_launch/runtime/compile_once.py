@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from automap_launch.runtime.jax_internals import for_other_devices, program_key
+from automap_launch.runtime.jax_internals import NotFinite, for_other_devices, not_finite, program_key
 
 _BELOW_A_BYTE = ("int2", "uint2", "int4", "uint4", "float4_e2m1fn")
 
@@ -75,7 +75,10 @@ class _Function:
     def __call__(self, *arguments: Any) -> Any:
         if self._compiled is None:
             self._compiled = self._owner.compile(self._jitted, self._devices, arguments)
-        return self._compiled(*arguments)
+        try:
+            return self._compiled(*arguments)
+        except NotFinite:
+            raise not_finite() from None
 
     def lower(self, *arguments: Any) -> Any:
         """As `jax.jit` has it."""

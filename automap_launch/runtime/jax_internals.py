@@ -25,6 +25,7 @@ require_tested("jax", jax.__version__)
 
 import numpy as np  # noqa: E402
 from jax._src import (  # noqa: E402
+    api_util,
     compiler,
     core,
     pjit,
@@ -200,13 +201,22 @@ def _abstract_eval(*_: Any, module: Module, outputs: tuple[Tensor, ...]) -> list
 _call_module.def_abstract_eval(_abstract_eval)
 
 
-def _evaluate(*_: Any, module: Module, outputs: tuple[Tensor, ...]) -> Any:
-    """Only JAX's search for a NaN (`jax_debug_nans`) evaluates a function operation by operation, after it met one."""
-    del module, outputs
-    raise FloatingPointError(
+# Raised by a compiled function (`jax.stages.Compiled`) whose results are not finite, under `jax_debug_nans`.
+NotFinite = api_util.InternalFloatingPointError
+
+
+def not_finite() -> FloatingPointError:
+    """What the user is told where it cannot be found in which operation a value ceased to be finite."""
+    return FloatingPointError(
         "invalid value (nan or inf) encountered in the train step; "
         "run the script without automap-launch to see in which operation"
     )
+
+
+def _evaluate(*_: Any, module: Module, outputs: tuple[Tensor, ...]) -> Any:
+    """Only JAX's search for a NaN (`jax_debug_nans`) evaluates a function operation by operation, after it met one."""
+    del module, outputs
+    raise not_finite()
 
 
 _call_module.def_impl(_evaluate)
@@ -289,11 +299,13 @@ def _tensor(kind: Any) -> Tensor:
 
 __all__ = [
     "Module",
+    "NotFinite",
     "Tensor",
     "bind",
     "evaluating",
     "for_other_devices",
     "jit",
+    "not_finite",
     "on_device_mismatch",
     "program_key",
     "shardings_of",

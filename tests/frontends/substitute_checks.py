@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from automap_launch.frontends import jit_hook
 from automap_launch.frontends.lowering import LoweredStep, lower_step
@@ -198,6 +199,27 @@ def check_callbacks_of_the_step_are_called() -> None:
     assert recorder.lowerings[0].has_callbacks
     np.testing.assert_allclose(seen, [float(loss)], rtol=1e-6)
     assert len(carried["w"].sharding.device_set) == 8
+
+
+def check_a_nan_is_found_in_the_users_own_line() -> None:
+    """As JAX finds it under `jax_debug_nans`: the frame that is named is the one that made it."""
+
+    def taking_logs() -> Any:
+        def train_step(state: Any, batch: Any) -> Any:
+            logs = jnp.log(batch["x"].sum(0))
+            return {"w": state["w"] - logs}, logs.sum()
+
+        return jax.jit(train_step, donate_argnums=0)
+
+    fine = {"x": np.ones((16, 4), np.float32)}
+    _, uninstall = running(captured(_plain(taking_logs), {"w": jnp.ones(4)}, fine))
+    function = taking_logs()
+    with jax.debug_nans(True):
+        carried, _ = function({"w": jnp.ones(4)}, fine)
+        with pytest.raises(FloatingPointError, match="encountered in log") as raised:
+            function(carried, {"x": -fine["x"]})
+    uninstall()
+    assert "train_step" in [frame.name for frame in raised.traceback]
 
 
 def _plain(make: Callable[[], Any]) -> Any:

@@ -97,6 +97,17 @@ def check_optimizer_state_stored_sharded() -> None:
     assert (report := compare(model, train(model, captured, executable))).equal, str(report)
 
 
+def check_a_value_that_is_not_finite_is_an_error_where_jax_looks_for_one() -> None:
+    model = mlp(layers=2)
+    captured, executable = build(model, 2, 1, 2)
+    leaves = [
+        leaf * np.nan if a.path.endswith("0/w") else leaf
+        for a, leaf in zip(captured.arguments, captured.leaves, strict=True)
+    ]
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="encountered in the train step"):
+        executable(leaves)
+
+
 def check_old_state_may_be_read_when_it_was_not_donated() -> None:
     model = mlp(layers=2)
     for donated in (False, True):
