@@ -10,7 +10,7 @@ from functools import partial
 
 from automap_launch.errors import NoPlanFitsError, PlanError
 from automap_launch.plan.baselines import baselines as known_plans
-from automap_launch.plan.decision import Decision
+from automap_launch.plan.decision import STORAGES, Decision
 from automap_launch.plan.pins import Pins
 from automap_launch.search.agent import Agent
 from automap_launch.search.anneal import AnnealingSearcher
@@ -35,6 +35,8 @@ from automap_launch.units import format_bytes, parse_duration
 # The share of its time or evaluations that the agent has before the oracle speaks.
 AGENT_SHARE = 0.5
 SEEDS = "simple"
+# So many plans are tried one by one where no baseline fits.
+_FIRST_TRIES = 8
 
 
 @dataclass(frozen=True)
@@ -146,9 +148,8 @@ def search(
     known = {name: decision for name, decision in baselines.items() if decision is not None}
     in_race = {name for name, decision in known.items() if pins.allows(decision)}
     estimates = evaluator.seed(known, in_race)
-    if not in_race:
-        least_memory = space.complete(space.start(), "full")
-        evaluator.seed({HeuristicSearcher.name: least_memory}, in_race={HeuristicSearcher.name})
+    if evaluator.best is None:
+        _seed_least_memory(evaluator)
     ended = _run(model, evaluator, on_episode, config)
     best = evaluator.best
     if best is None:
@@ -213,6 +214,18 @@ def _run(model: BoundedCostModel, evaluator: Evaluator, on_episode: OnEpisode, c
     evaluator.begin(limits)
     ended = _let(Oracle(model), evaluator, on_episode)
     return "proven" if ended == "finished" else ended
+
+
+def _seed_least_memory(evaluator: Evaluator) -> None:
+    """Where no baseline is a plan that may be returned: plans of little memory, until one fits. So there is a plan in
+    the first second, before all the others are priced."""
+    space, name = evaluator.space, HeuristicSearcher.name
+    plans = single_stage_plans(space) or [space.complete(space.start(), "full")]
+    plans.sort(key=lambda d: (-len(d.sharded), -d.micro_batches, -STORAGES.index(d.storage)))
+    for plan in filter(evaluator.is_new, plans[:_FIRST_TRIES]):
+        evaluator.seed({name: plan}, in_race={name})
+        if evaluator.best is not None:
+            return
 
 
 def _seed(evaluator: Evaluator, config: SearchConfig) -> None:

@@ -260,6 +260,9 @@ def test_the_agent_finds_a_plan_where_no_baseline_fits():
     result = run(problem, max_evaluations=200)
     assert result.estimate.fits
     assert result.found_by in ("simple", "dqn", "hill_climbing")
+    # A first plan is there before all others are priced.
+    assert result.curve[0].found_by == "heuristic"
+    assert result.curve[0].evaluations <= len(baselines) + 8
 
 
 def test_there_is_a_plan_even_when_stopped_at_once_and_pins_rule_the_baselines_out():
