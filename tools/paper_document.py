@@ -4,30 +4,55 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from tools.paper_cells import (
+    Cells,
+    Rows,
+    best_of,
+    best_plan_of,
+    between,
+    bound_of,
+    box,
+    count,
+    dqn_gap,
+    dqn_of,
+    effort,
+    gap,
+    is_proven,
+    lines,
+    optimum,
+    percent,
+    ratio,
+    seconds,
+    seeds_of,
+    step,
+    step_of,
+    table,
+)
 from tools.reproduce_paper import (
     ABLATED,
+    ABLATION_BOX,
     BOX,
     DQN_BOX,
+    FEWEST_PLANS,
     FINE_TUNING,
     HELD_OUT,
     HELD_OUT_SEED,
     HOSTS,
     MODELS,
     ORACLE_BOX,
+    PROOF_BOX,
     ROOT,
-    SEEDS,
     SWITCHES,
-    Cell,
     at,
     cells_of,
 )
 
 DOCUMENT = ROOT / "docs" / "paper.md"
+# Columns of the oracle alone, and those that end within its box.
+ALONE, QUICK = ("oracle", "proof"), ("default", "oracle")
 BASELINES = ("single", "data_parallel", "zero_data_parallel", "megatron", "pipeline")
-# Rows with fewer plans say nothing about a search.
-FEWEST_PLANS = 100
 EVALUATIONS = 500
 # By family: how its rows begin, and what the paper says of the agent without fine-tuning.
 FAMILIES: dict[str, tuple[str | tuple[str, ...], str]] = {
@@ -36,8 +61,6 @@ FAMILIES: dict[str, tuple[str | tuple[str, ...], str]] = {
     "GPT-2": ("gpt2", "no such model"),
     "CNNs": (("resnet", "vgg"), "not optimal"),
 }
-Cells = dict[str, Cell]
-Rows = dict[str, Cells]
 
 HEADER = f"""\
 # The paper's experiments
@@ -49,9 +72,10 @@ as in Auto-MAP (Wang et al., arXiv 2007.04069). Step times are **predicted** by 
 same cost model and the same space: stages, cuts, micro-batches, schedule, mesh, storage, one choice a linkage group.
 
 - Seconds are **CPU time of one process** (`time.process_time`), so that other work on the machine does not count. Every
-  search begins with a cost model that has priced nothing. Capturing and analysing a step (0.1 to 5 s) is not included.
-- *Optimum*: proven over the whole space, by the oracle within {ORACLE_BOX}; else the best plan known, with what is
-  proven to be a lower bound. A gap is to the optimum, or to the best plan known where it is not proven.
+  search begins with a cost model that has priced nothing. Capturing and analysing a step is not included.
+- *Optimum*: proven over the whole space, by the oracle within {ORACLE_BOX}, or within {PROOF_BOX} where the document
+  says so; else the best plan known, with what is proven to be a lower bound. A gap is to the optimum, or to the best
+  plan known where it is not proven. A plan is proven optimal when no other is faster by more than 0.01 %.
 - `search=dqn` is the agent with upper confidence bounds and hill-climbing, at most {DQN_BOX}, the median of the seeds
   that were run. The default search is `search=portfolio`, at most {ORACLE_BOX}.
 - Cells of a row that were made with another version of the cost model than its newest one are left out.
@@ -62,14 +86,16 @@ same cost model and the same space: stages, cuts, micro-batches, schedule, mesh,
 def write() -> None:
     rows = {f"{model}/{n}": cells_of(f"{model}/{n}") for model in MODELS for n in HOSTS}
     synthetic = {f"synthetic/{k}": cells_of(f"synthetic/{k}") for k in range(HELD_OUT)}
-    rows, synthetic = (_counted(found) for found in (rows, synthetic))
-    parts = [HEADER, *_first_question(rows), *_second_question(rows), *_third_question(rows), *_fourth_question(rows)]
-    parts += [*_fifth_question(rows), *_equal(rows), *_held_out(synthetic)]
-    DOCUMENT.write_text("\n".join(parts))
+    few = [name for found in (rows, synthetic) for name, row in found.items() if not _counts(row)]
+    left_out = f"Rows with fewer than {FEWEST_PLANS} plans that fit, which do not count: {', '.join(few) or 'none'}.\n"
+    rows, synthetic = ({n: c for n, c in found.items() if c and _counts(c)} for found in (rows, synthetic))
+    parts = [HEADER, left_out, *_first_question(rows), *_second_question(rows), *_third_question(rows)]
+    parts += [*_fourth_question(rows), *_fifth_question(rows, synthetic), *_equal(rows), *_held_out(synthetic)]
+    DOCUMENT.write_text("\n".join([*parts, *_verified(rows)]))
 
 
-def _counted(rows: Rows) -> Rows:
-    return {n: c for n, c in rows.items() if c and c.get("size", {}).get("plans", math.inf) >= FEWEST_PLANS}
+def _counts(row: Cells) -> bool:
+    return bool(row.get("size", {}).get("feasible", math.inf) >= FEWEST_PLANS)
 
 
 # The questions
@@ -80,32 +106,39 @@ def _first_question(rows: Rows) -> list[str]:
 
     def cells(row: Cells) -> list[str]:
         known = next((c["baselines"] for c in row.values() if "baselines" in c), {})
-        ways = [_seconds(known.get(name)) if known else "" for name in BASELINES]
-        searched = [_step(row, "random"), _step(row, "anneal"), _step(row, "zero_shot"), _step(row, "fine_tuned")]
-        return [*ways, *searched, _seconds_of(_dqn(row)), _step(row, "default"), _optimum(row)]
+        ways = [seconds(known.get(name)) if known else "" for name in BASELINES]
+        dqn = dqn_of(row)
+        agent = [step(row, "zero_shot"), step(row, "fine_tuned"), "" if dqn is None else seconds(dqn["step_seconds"])]
+        return [*ways, step(row, "random"), step(row, "anneal"), *agent, step(row, "default"), optimum(row)]
+
+    def efforts(row: Cells) -> list[str]:
+        plans = f"{float(row['size']['plans']):.1e}" if "size" in row else ""
+        alone = [effort(row.get(name)) for name in ("random", "anneal", "zero_shot", "fine_tuned")]
+        proofs = [effort(row.get(name)) + ("" if row[name]["proven"] else ", open") for name in ALONE if name in row]
+        return [
+            plans,
+            *alone,
+            effort(dqn_of(row)),
+            effort(row.get("default")),
+            "; ".join(proofs),
+            best_plan_of(row) or "",
+        ]
 
     columns = (*names, "random", "annealing", "zero-shot", "fine-tuned", "`dqn`", "default", "optimum")
-    effort = ("plans", "`dqn` s", "evaluations", "episodes", "default s", "proof s", "optimal plan")
+    searches = ("plans", "random", "annealing", "zero-shot", "fine-tuned", "`dqn`", "default", "oracle", "optimal plan")
     return [
         "## RQ1: are good plans found with no hand design?\n",
         "The paper: yes, within two hours. Here: "
         f"{_verdict(rows)}\n\nPredicted seconds a step; random search and annealing after {BOX} of CPU time.\n",
-        _table(rows, columns, cells),
-        "How much work each took. *Proof s*: seconds of the oracle alone (`search=exact`).\n",
-        _table(rows, effort, _effort),
+        table(rows, columns, cells),
+        "How much work each took: CPU seconds / different plans evaluated / episodes. *Oracle*: alone "
+        "(`search=exact`); its proofs go without most evaluations.\n",
+        table(rows, searches, efforts),
         _misses(rows),
         "`python tools/reproduce_paper.py --column dqn-0 --column dqn-1 --column dqn-2 --column default "
-        "--column oracle` (random, annealing: `--column random --column anneal`)\n",
+        "--column oracle` (random, annealing: `--column random --column anneal`; zero-shot, fine-tuned: RQ5; "
+        f"proofs that take longer than {ORACLE_BOX}: `--column proof`)\n",
     ]
-
-
-def _effort(row: Cells) -> list[str]:
-    dqn, default, oracle = _dqn(row) or {}, row.get("default", {}), row.get("oracle", {})
-    plans = f"{float(row['size']['plans']):.1e}" if "size" in row else ""
-    proof = "" if not oracle else f"{oracle['seconds']:.1f}" if oracle.get("proven") else f"> {ORACLE_BOX}"
-    took = [_count(dqn.get(k)) for k in ("seconds", "evaluations", "episodes")]
-    best = min((c for c in (default, oracle) if c.get("plan")), key=lambda c: c["step_seconds"], default={})
-    return [plans, *took, _count(default.get("seconds")), proof, best.get("plan", "")]
 
 
 def _second_question(rows: Rows) -> list[str]:
@@ -117,8 +150,9 @@ def _second_question(rows: Rows) -> list[str]:
             kinds.setdefault(" + ".join(ways) or "none", []).append(name)
     return [
         "## RQ2: are data, operator and pipeline parallelism searched in one space?\n",
-        "The paper: yes. Here: every plan of the space is one of all three; which of them the returned plans use:\n",
-        _lines(("parallelism", "rows", "which"), [[k, str(len(v)), ", ".join(v)] for k, v in sorted(kinds.items())]),
+        "The paper: yes. Here: stages, the data axis and the operator axis are decisions of one space, and the plans "
+        "that the default search returns combine them as they are fastest:\n",
+        lines(("parallelism", "rows", "which"), [[k, str(len(v)), ", ".join(v)] for k, v in sorted(kinds.items())]),
         "`python tools/reproduce_paper.py --column default`\n",
     ]
 
@@ -126,19 +160,19 @@ def _second_question(rows: Rows) -> list[str]:
 def _third_question(rows: Rows) -> list[str]:
     def cells(row: Cells) -> list[str]:
         size = row.get("size", {})
-        counts = [_count(size.get(k)) for k in ("operations", "dims", "untied_groups", "groups", "blocks")]
-        gap = _ratio(_at(row, "layers"), _best(row))
-        return [*counts, _step(row, "layers"), _optimum(row), _percent(gap)]
+        counts = [count(size.get(k)) for k in ("operations", "dims", "untied_groups", "groups", "blocks")]
+        return [*counts, step(row, "layers"), optimum(row), gap(row, "layers")]
 
-    gaps = [_ratio(_at(row, "layers"), _best(row)) for row in rows.values() if "layers" in row]
+    gaps = [ratio(step_of(row, "layers"), best_of(row)) for row in rows.values() if "layers" in row]
     found = [g for g in gaps if g is not None]
     gained = f": it gains more than 1 % on {sum(g > 1.01 for g in found)} of {len(gaps)} rows" if found else ""
     return [
         "## RQ3: does HLO level beat layer or operator level?\n",
         "The paper: finer grain, and three front ends with one tool. Here: the best plan that decides whole layers "
-        "(every layer sharded as by hand or not at all, stages cut evenly by work, each number of stages, "
-        f"micro-batches, schedule, mesh and storage tried) against the optimum over groups and blocks{gained}.\n",
-        _table(
+        "(every layer sharded as by hand, as far as it can be, or not at all, stages cut evenly by work, each number "
+        "of stages, micro-batches, schedule, mesh and storage tried) against the optimum over groups and "
+        f"blocks{gained}.\n",
+        table(
             rows,
             ("operations", "dims", "groups", "tied", "blocks", "layer level", "optimum", "layer level above it"),
             cells,
@@ -153,31 +187,32 @@ def _third_question(rows: Rows) -> list[str]:
 
 def _fourth_question(rows: Rows) -> list[str]:
     shown = {name: rows[name] for name in ABLATED if name in rows}
-    names = tuple(SWITCHES)
+
+    def after(row: Cells, name: str) -> str:
+        cell = row.get(f"without-{name}")
+        if cell is None:
+            return ""
+        gaps = (ratio(found, best_of(row)) for found in (at(cell, seconds=box()), cell["step_seconds"]))
+        return " / ".join(map(percent, gaps))
 
     def cells(row: Cells) -> list[str]:
-        best, size = _best(row), row.get("size", {})
-        full = _percent(_ratio(at(row["dqn-0"], seconds=_box()) if "dqn-0" in row else None, best))
-        without = [
-            _percent(_ratio(_at(row, f"without-{name}"), best)) if f"without-{name}" in row else "" for name in names
-        ]
-        episodes = [
-            _count(row.get("dqn-0", {}).get("episodes")),
-            _count(row.get("without-tied_layers", {}).get("episodes")),
-        ]
-        plans = [math.log10(size["plans"]) if size else None, row.get("without-tied_layers", {}).get("plans_log10")]
+        size, untied = row.get("size", {}), row.get("without-tied_layers", {})
+        plans = [math.log10(size["plans"]) if size else None, untied.get("plans_log10")]
         plans += [size.get("log10_without_groups"), size.get("log10_without_forward_only")]
-        return [*("" if p is None else f"10^{p:.0f}" for p in plans), full, *without, *episodes]
+        episodes = [count(row.get(f"without-{name}", {}).get("episodes")) for name in ("nothing", "tied_layers")]
+        return [*("" if p is None else f"10^{p:.0f}" for p in plans), *(after(row, n) for n in SWITCHES), *episodes]
 
     columns = (
-        *("plans", "untied layers", "no linkage groups", "cuts not forward-only"),
-        *("all prunings", *(f"no {name.replace('_', ' ')}" for name in names), "episodes", "untied: episodes"),
+        *("plans", "untied layers", "no linkage groups", "cuts not forward-only", "all prunings"),
+        *(f"no {name.replace('_', ' ')}" for name in SWITCHES if name != "nothing"),
+        *("episodes", "untied: episodes"),
     )
     return [
         "## RQ4: what does pruning bring?\n",
-        "The paper: a smaller space and faster convergence. Here: the size of the space, and the gap of `search=dqn` "
-        f"to the optimum after {BOX} of CPU time with one switch of `search.prune` off at a time.\n",
-        _table(shown, columns, cells),
+        "The paper: a smaller space and faster convergence. Here: the size of the space; the gap of `search=dqn` to "
+        f"the optimum after {BOX} and after {ABLATION_BOX} of CPU time (or when it ended before) with one switch of "
+        "`search.prune` off at a time; and how many episodes it had by then.\n",
+        table(shown, columns, cells),
         "Two prunings cannot be switched off, so only what they spare is counted. *Linkage groups*: a plan that shards "
         "dims apart which propagation ties makes the compiler move data between operations in ways that no estimate "
         "here knows, so what it would cost is unknown. *Forward-only cuts*: a stage's backward part reads what its "
@@ -189,16 +224,13 @@ def _fourth_question(rows: Rows) -> list[str]:
     ]
 
 
-def _fifth_question(rows: Rows) -> list[str]:
+def _fifth_question(rows: Rows, synthetic: Rows) -> list[str]:
     def cells(row: Cells) -> list[str]:
-        best = _best(row)
-        names = ("scrambled", "look_ahead", "zero_shot", "fine_tuned")
-        gaps = [_percent(_ratio(_at(row, name), best)) if name in row else "" for name in names]
-        gaps.append(_percent(_ratio((_dqn(row) or {}).get("step_seconds"), best)))
-        zero, tuned = (_ratio(_at(row, name), best) for name in ("zero_shot", "fine_tuned"))
+        gaps = [gap(row, name) for name in ("scrambled", "look_ahead", "zero_shot", "fine_tuned")]
+        zero, tuned = (ratio(step_of(row, name), best_of(row)) for name in ("zero_shot", "fine_tuned"))
         need = "" if "zero_shot" not in row else "no" if zero is not None and zero <= 1.01 else "yes"
         enough = "" if "fine_tuned" not in row or need == "no" else "yes" if tuned and tuned <= 1.01 else "no"
-        return [*gaps, need, enough, _count(row.get("fine_tuned", {}).get("episodes"))]
+        return [*gaps, dqn_gap(row), need, enough, count(row.get("fine_tuned", {}).get("episodes"))]
 
     columns = (
         *("random weights", "look-ahead alone", "zero-shot", "fine-tuned", "`dqn`"),
@@ -212,8 +244,9 @@ def _fifth_question(rows: Rows) -> list[str]:
         f"come with the package) are the plan of one greedy episode. *Fine-tuned*: {FINE_TUNING} episodes on copies "
         "of the model with perturbed blocks, then episodes on the model itself, without upper confidence bounds and "
         "hill-climbing. A row needs fine-tuning where zero-shot is more than 1 % above the optimum.\n",
-        _table(rows, columns, cells),
+        table(rows, columns, cells),
         _by_family(rows),
+        _worth_of_weights(rows, synthetic),
         "`python tools/reproduce_paper.py --column scrambled --column look_ahead --column zero_shot "
         "--column fine_tuned`\n",
     ]
@@ -223,10 +256,16 @@ def _by_family(rows: Rows) -> str:
     told = []
     for family, (prefix, claim) in FAMILIES.items():
         own = [row for name, row in rows.items() if name.startswith(prefix) and "zero_shot" in row]
-        ratios = [_ratio(_at(row, "zero_shot"), _best(row)) for row in own]
-        exact = sum(r is not None and r <= 1.01 for r in ratios)
-        if own:
-            told.append(f"{family}: zero-shot within 1 % on {exact} of {len(own)} (the paper: {claim})")
+        if not own:
+            continue
+        exact = {
+            column: sum((r := ratio(step_of(row, column), best_of(row))) is not None and r <= 1.01 for row in own)
+            for column in ("zero_shot", "fine_tuned")
+        }
+        told.append(
+            f"{family}: zero-shot within 1 % on {exact['zero_shot']} of {len(own)} (the paper: {claim}), fine-tuned on "
+            f"{exact['fine_tuned']}"
+        )
     if not told:
         return ""
     return (
@@ -236,24 +275,47 @@ def _by_family(rows: Rows) -> str:
     )
 
 
-def _equal(rows: Rows) -> list[str]:
-    def cells(row: Cells) -> list[str]:
-        best = _best(row)
-        out = []
-        for limit in ({"evaluations": EVALUATIONS}, {"seconds": _box()}):
-            for method in ("random", "anneal", "dqn-0"):
-                step = at(row[method], **limit) if method in row else None
-                out.append(_percent(_ratio(step, best)) if method in row else "")
-        return out
+def _worth_of_weights(rows: Rows, synthetic: Rows) -> str:
+    """What the shipped weights are worth against none, and against random ones."""
+    told = []
+    for where, found in (("the recipes", rows.values()), ("the held-out synthetic models", synthetic.values())):
+        for other, name in (("look_ahead", "look-ahead alone"), ("scrambled", "random weights")):
+            told += _against(found, other, f"{name} on {where}")
+    if not told:
+        return ""
+    return (
+        "One greedy episode with the shipped weights, in step time (geometric mean over the rows on which both end "
+        f"with a plan that fits): {'; '.join(told)}.\n"
+    )
 
-    names = ("random", "annealing", "`dqn`")
-    columns = tuple(f"{n}, {what}" for what in (f"{EVALUATIONS} evaluations", f"{BOX}") for n in names)
+
+def _against(rows: Iterable[Cells], other: str, name: str) -> list[str]:
+    found = between(rows, "zero_shot", other)
+    if found is None:
+        return []
+    mean, number = found
+    return [f"{abs(100 * (mean - 1)):.1f} % {'above' if mean > 1 else 'below'} {name} ({number} rows)"]
+
+
+def _equal(rows: Rows) -> list[str]:
+    def gaps(**limit: float) -> Callable[[Cells], list[str]]:
+        def cells(row: Cells) -> list[str]:
+            found = [at(row[m], **limit) if m in row else None for m in methods]
+            return [percent(ratio(f, best_of(row))) if m in row else "" for m, f in zip(methods, found, strict=True)]
+
+        return cells
+
+    methods, names = ("random", "anneal", "dqn-0"), ("random", "annealing", "`dqn`")
+    by_evaluations, by_seconds = gaps(evaluations=EVALUATIONS), gaps(seconds=box())
     return [
         "## Equal evaluations, and equal seconds\n",
-        f"Gaps to the optimum of the best plan after {EVALUATIONS} different plans evaluated, and after {BOX} of CPU "
-        "time. All three have the baselines in the race; `dqn` (seed 0) also has its seeds and hill-climbing.\n",
-        _table(rows, columns, cells),
-        _means(rows, cells, columns),
+        f"Gaps to the optimum of the best plan after {EVALUATIONS} different plans evaluated. All three have the "
+        "baselines in the race; `dqn` (seed 0) also has its seeds and hill-climbing.\n",
+        table(rows, names, by_evaluations),
+        _means(rows, by_evaluations, names),
+        f"After {BOX} of CPU time:\n",
+        table(rows, names, by_seconds),
+        _means(rows, by_seconds, names),
         "`python tools/reproduce_paper.py --column random --column anneal --column dqn-0`\n",
     ]
 
@@ -272,13 +334,11 @@ def _held_out(rows: Rows) -> list[str]:
         return []
 
     def cells(row: Cells) -> list[str]:
-        best = _best(row)
         names = ("random", "anneal", "scrambled", "look_ahead", "zero_shot", "fine_tuned")
-        gaps = [_percent(_ratio(_at(row, name), best)) if name in row else "" for name in names]
-        dqn = _percent(_ratio((_dqn(row) or {}).get("step_seconds"), best))
-        default = _percent(_ratio(_at(row, "default"), best))
         plans = f"{float(row['size']['plans']):.1e}" if "size" in row else ""
-        return [plans, *gaps, dqn, default, _count(row.get("default", {}).get("seconds")), _proven(row)]
+        took = count(row.get("default", {}).get("seconds"))
+        gaps = [*(gap(row, name) for name in names), dqn_gap(row), gap(row, "default")]
+        return [plans, *gaps, took, "yes" if is_proven(row) else "no"]
 
     columns = (
         *("plans", "random", "annealing", "random weights", "look-ahead alone", "zero-shot", "fine-tuned", "`dqn`"),
@@ -287,8 +347,30 @@ def _held_out(rows: Rows) -> list[str]:
     return [
         "## Held-out synthetic models\n",
         f"Drawn with seeds {HELD_OUT_SEED} and up, which neither training nor tuning used; columns as above.\n",
-        _table(rows, columns, cells),
+        table(rows, columns, cells),
         "`python tools/reproduce_paper.py --held-out`\n",
+    ]
+
+
+def _verified(rows: Rows) -> list[str]:
+    """What XLA makes of the fastest plan of one stage, where that was compiled."""
+    found = [(name, row["verified"]) for name, row in rows.items() if "verified" in row]
+    if not found:
+        return []
+    told = [
+        f"{name}: {cell['plan']} on {cell['devices']} devices, compiled in {cell['compile_seconds']:.0f} s (wall). A "
+        f"device needs {cell['memory'] / 2**30:.2f} GiB as predicted and {cell['compiled_memory'] / 2**30:.2f} GiB as "
+        f"compiled, of {cell['device_memory'] / 2**30:.0f}; collectives move {cell['collectives'] / 1e9:.2f} GB a step "
+        f"as predicted and {cell['compiled_collectives'] / 1e9:.2f} GB as compiled.\n"
+        for name, cell in found
+    ]
+    return [
+        "## Verification by XLA\n",
+        "A launch compiles the best plans for as many virtual CPU devices before it takes them "
+        "(`search.verify_top_k`). A pipeline's stages are modules of their own and are compiled when they run: "
+        "so this is the fastest plan of one stage.\n",
+        *told,
+        "`python tools/reproduce_paper.py --column verified`\n",
     ]
 
 
@@ -299,44 +381,55 @@ def _verdict(rows: Rows) -> str:
     both = {name: row for name, row in rows.items() if "default" in row}
     if not both:
         return "not run."
-    proven = {name: row for name, row in both.items() if _proven(row) == "yes"}
-    ratios = [_ratio(_at(row, "default"), _best(row)) for row in proven.values()]
+    proven = {name: row for name, row in both.items() if is_proven(row)}
+    later = {n: row["proof"] for n, row in proven.items() if not any(row.get(c, {}).get("proven") for c in QUICK)}
+    ratios = [ratio(step_of(row, "default"), best_of(row)) for row in proven.values()]
     good = sum(r is not None and r <= 1.001 for r in ratios)
-    seconds = [row["default"]["seconds"] for row in both.values() if row["default"].get("seconds")]
-    beaten = [name for name, row in both.items() if _loses(row)]
+    cells = [row["default"] for row in both.values() if row["default"].get("curve")]
+    ends, finds = [cell["seconds"] for cell in cells], [cell["found_at"] for cell in cells]
     text = (
         f"of {len(both)} rows the optimum is proven on {len(proven)}, and the default search returns it (at most 1.001 "
-        f"x) on {good} of these, in {statistics.median(seconds):.0f} s (median) and {max(seconds):.0f} s (longest). "
+        f"x) on {good} of these. "
     )
+    if cells:
+        text += (
+            f"It ends after {statistics.median(ends):.0f} s (median; longest {max(ends):.0f} s), and comes upon the "
+            f"plan that it returns after {statistics.median(finds):.1f} s (longest {max(finds):.0f} s). "
+        )
+    for name, cell in later.items():
+        text += f"On {name} it does not prove it within its box; the oracle does in {cell['seconds']:.0f} s. "
     for name, row in both.items():
-        bound = row["default"].get("bound")
-        if name not in proven and bound:
-            text += f"On {name} it is at most {_percent(_ratio(_at(row, 'default'), bound))} above the optimum. "
+        if name not in proven and bound_of(row):
+            text += (
+                f"On {name} it is at most {percent(ratio(step_of(row, 'default'), bound_of(row)))} above the optimum. "
+            )
+    beaten = [name for name, row in both.items() if _loses(row)]
     text += f"Rows on which a baseline is faster than the default search: {', '.join(beaten) or 'none'}."
-    agent = {name: _ratio((_dqn(row) or {}).get("step_seconds"), _best(row)) for name, row in rows.items() if _dqn(row)}
+    agent = {name: ratio(dqn["step_seconds"], best_of(row)) for name, row in rows.items() if (dqn := dqn_of(row))}
     if agent:
         one, five = (sum(r is not None and r <= limit for r in agent.values()) for limit in (1.01, 1.05))
-        longest = max(cell["seconds"] for row in rows.values() if (cell := _dqn(row)) and cell.get("seconds"))
+        longest = max(cell["seconds"] for row in rows.values() if (cell := dqn_of(row)) and cell.get("seconds"))
         text += (
             f" `search=dqn`: at most 1.01 x the optimum on {one} and at most 1.05 x on {five} of {len(agent)} rows, in "
-            f"at most {longest:.0f} s; the median of {_seeds(rows)}."
+            f"at most {longest:.0f} s; the median of {seeds_of(rows)}."
         )
     return text
 
 
 def _misses(rows: Rows) -> str:
     """Where `search=dqn` is more than 1 % above the optimum, and how its plan differs."""
-    lines = []
+    found = []
     for name, row in rows.items():
-        dqn, best = _dqn(row), _best(row)
-        ratio = _ratio((dqn or {}).get("step_seconds"), best)
-        if dqn and (ratio is None or ratio > 1.01):
-            optimal = next((row[m].get("plan") for m in ("oracle", "default") if _at(row, m) == best), None)
-            lines.append(
-                f"- {name}: {_percent(ratio)} above. The agent's plan: {dqn.get('plan')}; the optimal one: {optimal}. "
+        dqn, optimal = dqn_of(row), best_plan_of(row)
+        above = ratio((dqn or {}).get("step_seconds"), best_of(row))
+        if dqn and (above is None or above > 1.01):
+            found.append(
+                f"- {name}: {percent(above)} above. The agent's plan: {dqn.get('plan')}; the optimal one: {optimal}. "
                 + _why(dqn.get("plan"), optimal)
             )
-    return ("Misses of `search=dqn` (more than 1 %):\n\n" + "\n".join(lines) + "\n") if lines else ""
+    if not found:
+        return "Misses of `search=dqn` (more than 1 %): none.\n" if any(map(dqn_of, rows.values())) else ""
+    return "Misses of `search=dqn` (more than 1 %):\n\n" + "\n".join(found) + "\n"
 
 
 def _why(own: str | None, optimal: str | None) -> str:
@@ -348,82 +441,6 @@ def _why(own: str | None, optimal: str | None) -> str:
 
 
 def _loses(row: Cells) -> bool:
-    own = _at(row, "default")
+    own = step_of(row, "default")
     known = [t for name, t in row["default"].get("baselines", {}).items() if t is not None and name != "single"]
     return bool(known) and (own is None or any(t < own * (1 - 1e-9) for t in known))
-
-
-# Cells
-
-
-def _dqn(row: Cells) -> Cell | None:
-    """The run of median step time over the seeds that are done."""
-    runs = [row[f"dqn-{seed}"] for seed in SEEDS if f"dqn-{seed}" in row]
-    runs.sort(key=lambda cell: math.inf if cell["step_seconds"] is None else cell["step_seconds"])
-    return runs[len(runs) // 2] if runs else None
-
-
-def _seeds(rows: Rows) -> str:
-    """How many seeds of `search=dqn` the rows have."""
-    counts = {sum(f"dqn-{seed}" in row for seed in SEEDS) for row in rows.values()} - {0}
-    told = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{max(counts)}"
-    return f"{told} seed{'s' * (max(counts) > 1)} of {len(SEEDS)}"
-
-
-def _at(row: Cells, column: str) -> float | None:
-    return row.get(column, {}).get("step_seconds")
-
-
-def _best(row: Cells) -> float | None:
-    """The best plan that any search of the row found: the optimum where one of them proved it."""
-    known = [_at(row, column) for column in ("oracle", "default", *(f"dqn-{seed}" for seed in SEEDS))]
-    return min((t for t in known if t is not None), default=None)
-
-
-def _proven(row: Cells) -> str:
-    return "yes" if any(row.get(column, {}).get("proven") for column in ("oracle", "default")) else "no"
-
-
-def _optimum(row: Cells) -> str:
-    best = _best(row)
-    if best is None or _proven(row) == "yes":
-        return _seconds(best)
-    bounds = [b for column in ("oracle", "default") if (b := row.get(column, {}).get("bound"))]
-    return f"{_seconds(best)} (bound {_seconds(max(bounds))})" if bounds else f"{_seconds(best)} (not proven)"
-
-
-def _box() -> float:
-    return float(BOX.removesuffix("s"))
-
-
-def _ratio(own: float | None, best: float | None) -> float | None:
-    return None if own is None or best is None else own / best
-
-
-def _step(row: Cells, column: str) -> str:
-    return _seconds(_at(row, column)) if column in row else ""
-
-
-def _seconds_of(cell: Cell | None) -> str:
-    return "" if cell is None else _seconds(cell["step_seconds"])
-
-
-def _seconds(value: float | None) -> str:
-    return "—" if value is None else f"{value:.4g}"
-
-
-def _percent(ratio: float | None) -> str:
-    return "—" if ratio is None else f"{100 * (ratio - 1):.1f} %"
-
-
-def _count(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}" if isinstance(value, float) else f"{value:,}"
-
-
-def _table(rows: Rows, columns: Sequence[str], cells: Callable[[Cells], list[str]]) -> str:
-    return _lines(("model / hosts", *columns), [[name, *cells(row)] for name, row in rows.items()])
-
-
-def _lines(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    made = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
-    return "\n".join(made + [f"| {' | '.join(line)} |" for line in lines]) + "\n"
