@@ -119,14 +119,23 @@ def test_the_cause_is_rank_1(prepared: Callable[[Way], Path], run_dir: Path, how
         assert "automap_launch/" not in result.failure.traceback
 
 
-def test_sigterm_ends_real_workers_long_before_the_grace_period(prepared: Callable[[Way], Path], run_dir: Path) -> None:
-    room = make_real_room(prepared, run_dir, "-")
+@pytest.mark.parametrize(
+    ("signum", "code", "way"),
+    [
+        pytest.param(signal.SIGTERM, 143, WHOLE, id="SIGTERM", marks=every_plan),
+        pytest.param(signal.SIGINT, 130, PIPELINE, id="Ctrl-C in a pipeline"),
+    ],
+)
+def test_a_signal_ends_real_workers_long_before_the_grace_period(
+    prepared: Callable[[Way], Path], run_dir: Path, signum: signal.Signals, code: int, way: Way
+) -> None:
+    room = make_real_room(prepared, run_dir, "-", way)
     launcher = room.launcher_process(grace_period="30s")
     try:
-        workers = [process_of(room, rank) for rank in range(2)]
+        workers = [process_of(room, rank) for rank in range(way.processes)]
         started = time.monotonic()
-        launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(25) == 143
+        launcher.send_signal(signum)
+        assert launcher.wait(25) == code
         assert time.monotonic() - started < 20
     finally:
         launcher.kill()
