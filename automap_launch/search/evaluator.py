@@ -191,20 +191,20 @@ class Evaluator:
         others = [
             (estimate.step_seconds, index, decision)
             for index, (decision, estimate) in enumerate(self._cache.items())
-            if estimate.fits and _shape(decision) != shape and decision in self.space
+            if estimate.fits and _shape(decision) != shape
         ]
-        return min(others)[2] if others else None
+        return next((decision for _, _, decision in sorted(others) if decision in self.space), None)
 
     def front(self) -> tuple[tuple[Decision, Estimate], ...]:
         """Plans of the space that fit, the fastest first; each of the others needs less memory than all before it."""
         fitting = [
             (estimate.step_seconds, estimate.memory.total, index, decision)
             for index, (decision, estimate) in enumerate(self._cache.items())
-            if estimate.fits and decision in self.space
+            if estimate.fits
         ]
         found: list[tuple[Decision, Estimate]] = []
         for _, memory, _, decision in sorted(fitting):
-            if not found or memory < found[-1][1].memory.total:
+            if (not found or memory < found[-1][1].memory.total) and decision in self.space:
                 found.append((decision, self._cache[decision]))
         return tuple(found)
 

@@ -161,3 +161,24 @@ def test_log_cost_orders_fitting_before_not_fitting_before_worse():
     assert costs == sorted(costs)
     assert costs[0] == pytest.approx(0.0)
     assert costs[4] - costs[3] == pytest.approx(2.302585, abs=1e-6)
+
+
+def test_what_comes_after_the_best_is_of_the_space():
+    problem = Problem()
+    costs = evaluator(problem)
+    members = list(costs.space)[::7]
+    fewer = Decision(1, 4, frozenset(sum(problem.pairs, ())))  # faster than all of them, but on half of the devices
+    costs.seed({"fewer": fewer}, in_race=[])
+    costs.estimate_many(members)
+    taken = {d: (problem.estimate(d).step_seconds, problem.estimate(d).memory.total) for d in members}
+    assert problem.estimate(fewer).step_seconds < min(taken.values())[0]
+    best = costs.best.decision
+    others = [seconds for d, (seconds, _) in taken.items() if (d.data, d.model) != (best.data, best.model)]
+    assert taken[costs.runner_up()][0] == min(others)
+    front = [decision for decision, _ in costs.front()]
+    assert front[0] == best
+    assert len(front) > 1
+    for decision, (seconds, memory) in taken.items():
+        better = [d for d in front if taken[d][0] <= seconds and taken[d][1] <= memory]
+        assert better
+        assert decision not in front or better == [decision]
