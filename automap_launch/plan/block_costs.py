@@ -6,6 +6,7 @@ costs, the messages between them and the schedule's timeline (`pipelines`). `Cos
 that, so a search that works on runs of blocks finds the same seconds and bytes.
 
 How a pipeline follows from its runs, for stage s of S with m micro-batches:
+- Where layers of stacked state lie on other stages than the ones that run them, `lending` is added to its stages.
 - It fits when, for each stage, `RunCosts.memory(in_flight[s])` is at most the memory limit, with
   `in_flight = timeline.in_flight(schedule, S, m)`.
 - Its step takes `timeline.step_seconds` of its runs' `forward`, `backward`, `weight`, `before` and `after`, and of
@@ -15,13 +16,14 @@ How a pipeline follows from its runs, for stage s of S with m micro-batches:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from automap_launch.cluster.cluster import Cluster
 from automap_launch.plan.decision import Schedule
+from automap_launch.plan.lending import Layers, Lending, least_bytes, lending
 from automap_launch.plan.timeline import StageSeconds, in_flight, step_seconds
 
 Array = npt.NDArray[np.float64]
@@ -143,7 +145,7 @@ class BlockCosts:
       boundary: float64[blocks], bytes that one device sends after the block, of one micro-batch.
       twice: of the gradients' bytes, the most that are there twice while they are reduced; 0: they are not reduced.
       sums: the share of those that the second copy has (a reduce-scatter leaves a part).
-      tied: see `TiedParameter`.
+      tied: see `TiedParameter`. stacks: state of loops over layers, which pipelines may hold elsewhere.
       recomputed: float64[blocks], bytes that all blocks of a stage work with at once; None: none.
     """
 
@@ -161,6 +163,7 @@ class BlockCosts:
     sums: float = 1.0
     tied: tuple[TiedParameter, ...] = ()
     recomputed: Array | None = None
+    stacks: tuple[Layers, ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -211,6 +214,44 @@ class BlockCosts:
             whole[field.name][possible] = getattr(found, field.name)
         return RunCosts(**whole)
 
+    def stages(self, cuts: Ints) -> RunCosts:
+        """Costs of the stages of pipelines, [plans, stages]. Args: cuts: as in `pipelines`."""
+        start = np.zeros((len(cuts), 1), dtype=np.int64)
+        runs = self.runs(np.concatenate([start, cuts], axis=1), np.concatenate([cuts, start + self.blocks], axis=1))
+        moved = self.lending(cuts)
+        if moved is None:
+            return runs
+        return replace(
+            runs,
+            before=runs.before + moved.before,
+            after=runs.after + moved.after + moved.update,
+            compute=runs.compute + moved.update,
+            communication=runs.communication + moved.before + moved.after,
+            parameters=runs.parameters + moved.parameters,
+            optimizer=runs.optimizer + moved.optimizer,
+            gradients=runs.gradients + moved.gradients,
+            other=runs.other + moved.other,
+        )
+
+    def lending(self, cuts: Ints) -> Lending | None:
+        """What is added to the stages of pipelines; None: nothing. Args: cuts: as in `pipelines`."""
+        if not self.stacks:
+            return None
+
+        def seconds(lender: Ints, borrower: Ints) -> tuple[Array, Array]:
+            across = leaves_host(self.cluster, self.devices, lender, borrower)
+            near, far = self.cluster.link("host"), self.cluster.link("network")
+            return (
+                np.where(across, far.alpha_s, near.alpha_s),
+                np.where(across, far.beta_s_per_byte, near.beta_s_per_byte),
+            )
+
+        return lending(self.stacks, cuts, seconds)
+
+    def least_lending(self, first: Ints, end: Ints, stages: int) -> Array:
+        """Bytes that `lending` adds at least to runs of blocks as stages of so many."""
+        return least_bytes(self.stacks, first, end, stages)
+
     def transfer_seconds(self, crosses_hosts: bool) -> Array:
         """float64[blocks]: seconds of one micro-batch's message after each block, one way."""
         link = self.cluster.link("network" if crosses_hosts else "host")
@@ -253,8 +294,14 @@ class BlockCosts:
 
 def crosses_hosts(cluster: Cluster, devices: int, stage: int) -> bool:
     """Whether messages from `stage` to the next one leave a host; each stage has `devices` consecutive devices."""
+    return bool(leaves_host(cluster, devices, np.array(stage), np.array(stage + 1)))
+
+
+def leaves_host(cluster: Cluster, devices: int, stage: Ints, later: Ints) -> npt.NDArray[np.bool_]:
+    """Whether messages from stages to later ones leave a host."""
     per_host = cluster.devices_per_host
-    return stage * devices // per_host != ((stage + 2) * devices - 1) // per_host
+    leaves: npt.NDArray[np.bool_] = stage * devices // per_host != ((later + 1) * devices - 1) // per_host
+    return leaves
 
 
 def join(schedule: Schedule, cases: list[tuple[BlockCosts, Ints]]) -> PipelineCosts:
@@ -264,10 +311,7 @@ def join(schedule: Schedule, cases: list[tuple[BlockCosts, Ints]]) -> PipelineCo
     runs = []
     transfers = []
     for case, cuts in cases:
-        start = np.zeros((len(cuts), 1), dtype=np.int64)
-        first = np.concatenate([start, cuts], axis=1)
-        end = np.concatenate([cuts, start + case.blocks], axis=1)
-        runs.append(case.runs(first, end))
+        runs.append(case.stages(cuts))
         across = [crosses_hosts(case.cluster, case.devices, stage) for stage in range(stages - 1)]
         columns = [case.transfer_seconds(far)[cuts[:, stage] - 1] for stage, far in enumerate(across)]
         transfers.append(np.stack(columns, axis=1) if columns else np.zeros((len(cuts), 0)))

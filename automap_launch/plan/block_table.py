@@ -7,7 +7,7 @@ matrix product: how often each block runs each row, times the rows' prices.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,13 +21,15 @@ from automap_launch.plan.block_memory import BlockMemory
 from automap_launch.plan.cases import AXES, BOTH, Case, Collective, gathers_of
 from automap_launch.plan.decision import STORAGES, Decision, Storage
 from automap_launch.plan.group_bounds import GroupBounds
-from automap_launch.plan.patterns import PatternBook, Patterns, phase_of
+from automap_launch.plan.lending import Layers
+from automap_launch.plan.patterns import SUM_BYTES, PatternBook, Patterns, phase_of
 from automap_launch.plan.quantity import Array
 from automap_launch.plan.row_sets import StepArgument
-from automap_launch.plan.sharding import DATA, MODEL, spec_of
+from automap_launch.plan.sharding import DATA, MODEL, Groups, spec_of, storage_spec
 from automap_launch.plan.table import MeshTable
 from automap_launch.program.batch_analysis import Shares
-from automap_launch.program.program import Program
+from automap_launch.program.program import Program, Value
+from automap_launch.program.stacks import Stack, stacks_of
 
 # Collectives over the data axis that the compiler joins, and whether they run after the micro-batches.
 _JOINED: dict[Kind, bool] = {"all_gather": False, "all_reduce": True, "reduce_scatter": True}
@@ -100,6 +102,8 @@ class BlockTable:
         looped = {value for op in program.ops if op.times > 1 for value in op.operands}
         homes = program.homes.arguments or (((0, 1.0),),) * len(program.arguments)
         self._sliced = [(k, homes[k]) for k in program.parameters if program.arguments[k] in looped]
+        # Of each stack its tensors, and how many of them are parameters, and how many the optimizer's state.
+        self._alike = {stack: _alike(program, stack) for stack in (stacks_of(program) if stages > 1 else ())}
         self._site = patterns.site(self._mesh, micro_batches)
         self._costs: OrderedDict[tuple[frozenset[int], str], BlockCosts] = OrderedDict()
         links = [[alpha_beta(cluster, self._mesh, axis, kind) for axis in AXES] for kind in KINDS]
@@ -160,7 +164,10 @@ class BlockTable:
         self._fill([(column, place) for column, place in enumerate(places) if place not in self._known])
         totals: Array = self._prices[[self._known[place] for place in places]].sum(axis=0)
         totals[:, _SECONDS] /= self._speed
-        return self._block_costs(decision.storage, totals, self._on_mesh.carried(decision.sharded))
+        groups = self._on_mesh.carried(decision.sharded)
+        found = self._block_costs(decision.storage, totals, groups)
+        axes, level = self._on_mesh.axes_of(groups), STORAGES.index(decision.storage)
+        return replace(found, stacks=tuple(self._layers(stack, found, axes, level) for stack in self._alike))
 
     def _block_costs(self, storage: Storage, totals: Array, groups: frozenset[int]) -> BlockCosts:
         """Args: totals: float64[blocks, _WIDTH]. groups: that the model axis shards."""
@@ -301,6 +308,28 @@ class BlockTable:
                 found[block] += share * tensor.bytes / self._parts(spec)
         return found
 
+    def _layers(self, stack: Stack, costs: BlockCosts, axes: Mapping[int, str], storage: int) -> Layers:
+        """What one layer of a stack is. Args: storage: level (index in STORAGES)."""
+        sizes = dict.fromkeys(("parameters", "optimizer", "sent", "gathered", "gradients"), 0.0)
+        levels = {use: STORAGES.index(name) for use, name in (("parameters", "state"), ("optimizer", "optimizer"))}
+        for (tensor, groups), counts in self._alike[stack].items():
+            compute = spec_of(groups, tensor.shape, axes, self._mesh)
+            stored = storage_spec(compute, tensor.shape, self._mesh)
+            layer, whole = tensor.bytes / tensor.shape[0], self._parts(compute)
+            for use, count in counts.items():
+                sizes[use] += count * layer / (self._parts(stored) if storage >= levels[use] else whole)
+            sent = counts["parameters"] * layer / whole
+            sizes["sent"] += sent
+            sizes["gathered"] += sent if storage >= levels["parameters"] and stored != compute else 0.0
+            sizes["gradients"] += sent * max(1.0, SUM_BYTES * tensor.size / tensor.bytes)
+        blocks = np.array(stack.blocks)
+        own, often = np.unique(blocks, return_counts=True)
+        # The update of a block by the bytes of state that it goes over.
+        held = costs.held[own][:, [HELD.index("parameters"), HELD.index("optimizer")]].sum(axis=1)
+        shares = often * (sizes["parameters"] + sizes["optimizer"]) / held
+        update = float(costs.compute[own, PHASES.index("after")] @ shares) / len(blocks)
+        return Layers(blocks, update=update, **sizes)
+
     def _tied(self, axes: Mapping[int, str]) -> tuple[TiedParameter, ...]:
         found = []
         for parameter, blocks in self._tied_readers.items():
@@ -311,6 +340,15 @@ class BlockTable:
             link = self._cluster.link("network" if self._cluster.hosts > 1 else "host")
             found.append(TiedParameter(tuple(blocks), size, link.alpha_s + size * link.beta_s_per_byte))
         return tuple(found)
+
+
+def _alike(program: Program, stack: Stack) -> dict[tuple[Value, Groups], Counter[str]]:
+    """By tensor and its groups, how many arguments of each use there are."""
+    found: dict[tuple[Value, Groups], Counter[str]] = defaultdict(Counter)
+    for use, indices in (("parameters", stack.parameters), ("optimizer", stack.optimizer)):
+        for value in (program.arguments[k] for k in indices):
+            found[program.values[value], program.dim_groups[value]][use] += 1
+    return found
 
 
 def is_joined(collective: Collective) -> bool:

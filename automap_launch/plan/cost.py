@@ -15,7 +15,7 @@ A plan with several stages or micro-batches is put together from the costs of it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -223,9 +223,8 @@ class CostModel:
 
     def stages(self, decision: Decision) -> RunCosts:
         """Costs of each stage of one plan, in order. Raises ValueError as `estimate_many`."""
-        costs = self.block_costs(decision)
-        bounds = np.array([0, *decision.cuts, costs.blocks])
-        return costs.runs(bounds[:-1], bounds[1:])
+        costs = self.block_costs(decision).stages(np.array([decision.cuts], dtype=np.int64))
+        return RunCosts(**{field.name: getattr(costs, field.name)[0] for field in fields(RunCosts)})
 
     def _breakdown_of_pipeline(self, decision: Decision) -> Breakdown:
         runs = self.stages(decision)

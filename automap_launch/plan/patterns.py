@@ -26,7 +26,7 @@ from automap_launch.program.program import Program
 # Assignments of all sets that are kept joined, each for one storage level.
 _JOINED = 16
 # Sums of low-precision gradients are kept in 32 bits.
-_SUM_BYTES = 4
+SUM_BYTES = 4
 
 # A set's number, the axis of each of its groups that is on one, and the storage level (index in STORAGES).
 Assignment = tuple[int, Mapping[int, str], int]
@@ -276,7 +276,7 @@ def _arguments(
         stored = storage_spec(compute, tensor.shape, mesh) if storage >= argument.stored_from else compute
         holdings.append((k, HELD.index(argument.use), size * tensor.item_bytes, over_spec(stored)))
         if argument.use == "parameters":
-            summed = size * max(tensor.item_bytes, _SUM_BYTES)
+            summed = size * max(tensor.item_bytes, SUM_BYTES)
             holdings.append((k, HELD.index("gradients"), summed, over_spec(compute)))
             for wire in gathers_of(tensor, axes, mesh) if storage > 0 else ():
                 wires.append(_record(k, wire))

@@ -33,6 +33,7 @@ def find_blocks(
     if not pieces:
         return (), Homes()
     cuts = choose_cuts([piece.flops for piece in pieces], forward.crossing(_weights(graph, parts)), max_blocks)
+    cuts = _even_in_loops(cuts, pieces, [unit.iterations for unit in forward.units])
     runs = [pieces[a:b] for a, b in pairwise([0, *cuts, len(pieces)])]
     sent = forward.crossing(lambda v: graph.values[v].bytes)
     contents = _Contents(graph, parts, owners, forward, runs)
@@ -47,6 +48,26 @@ def _weights(graph: Graph, parts: Parts) -> Callable[[int], int]:
         return lambda v: graph.values[v].bytes
     kept = {v for node in backward for v in node.operands}
     return lambda v: graph.values[v].bytes * (1 if v in kept else _NEW_RESIDUAL)
+
+
+def _even_in_loops(cuts: Sequence[int], pieces: Sequence[Piece], iterations: Sequence[int]) -> list[int]:
+    """Cuts with those between the iterations of a loop moved so that each of its blocks has as many, where about as
+    many blocks remain: stages with equal numbers of layers hold their layers' state themselves (`stacks.py`).
+
+    Args:
+      iterations: of each unit.
+    """
+    found = set(cuts)
+    for first, piece in enumerate(pieces):
+        count = iterations[piece.unit]
+        if piece.iteration or count == 1:
+            continue
+        inside = [cut for cut in cuts if first < cut < first + count]
+        parts = max(n for n in range(1, len(inside) + 2) if count % n == 0)
+        if 2 * parts > len(inside):
+            found.difference_update(inside)
+            found.update(first + k * count // parts for k in range(1, parts))
+    return sorted(found)
 
 
 class _Contents:

@@ -165,16 +165,23 @@ def leading(graph: Graph, inner: Sequence[int], gradients: Collection[int]) -> d
         reach[v] |= 1 << bit
     reached = [0] * len(inner)
     every: dict[int, int] = {}
-    for place in range(len(inner) - 1, -1, -1):
-        node = graph.nodes[inner[place]]
-        mask = 0
-        for v in node.results:
-            mask |= reach[v]
-        for v in node.operands:
-            reach[v] |= mask
-        reached[place] = mask
-        home = connected.find(place)
-        every[home] = every.get(home, 0) | mask
+    changed = True
+    while changed:
+        for place in range(len(inner) - 1, -1, -1):
+            node = graph.nodes[inner[place]]
+            mask = 0
+            for v in node.results:
+                mask |= reach[v]
+            for v in node.operands:
+                reach[v] |= mask
+            reached[place] = mask
+            home = connected.find(place)
+            every[home] = every.get(home, 0) | mask
+        changed = False
+        for carried, handed_on in graph.back_edges:  # what a round makes leads where the next round takes it
+            more = reach[carried] & ~reach[handed_on]
+            reach[handed_on] |= more
+            changed = changed or more != 0
     ends = set(gradients)
     found: dict[int, Lead] = {}
     for place, k in enumerate(inner):

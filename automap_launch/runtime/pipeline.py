@@ -97,6 +97,7 @@ class PipelineExecutable:
         self.order = _order(pipeline, schedule, micro_batches)
         self.tasks = merged(self.order, _edges(pipeline), _rough_seconds)
         self._sum_specs = _sum_specs(pipeline, layout)
+        self._layer_specs = {v: layout.compute[self._argument_of[stack]] for v, stack in pipeline.layers.items()}
         self.messages = {task: self._message(task, replicas) for task in self.tasks if task.kind == "send"}
         work = Work(
             pipeline=pipeline,
@@ -105,6 +106,7 @@ class PipelineExecutable:
             layout=layout,
             shardings=self.shardings,
             sum_specs=self._sum_specs,
+            layer_specs=self._layer_specs,
             out=self._out(replicas),
             micro_batches=micro_batches,
             replicas=replicas,
@@ -243,6 +245,8 @@ class PipelineExecutable:
         )
 
     def _once_spec(self, value: int) -> Spec:
+        if value in self._layer_specs:
+            return self._layer_specs[value]
         index = self._argument_of.get(value)
         if index is None:
             return self._sum_specs.get(value, ())

@@ -27,6 +27,7 @@ class Work:
     Attributes:
       pipeline: the step in parts. arguments, results: of the step. layout: within a stage.
       shardings: of the state, by argument index. sum_specs: of sums over micro-batches, within a stage.
+      layer_specs: of layers of stacked state that one stage lends another, within a stage.
       out: shardings of what the step returns, by value id.
       micro_batches: a step. replicas: into how many shares the batch is cut within a stage.
       messages: by the task that sends them. argument_of: argument index by value id.
@@ -39,6 +40,7 @@ class Work:
     layout: Layout
     shardings: Mapping[int, NamedSharding]
     sum_specs: Mapping[int, Spec]
+    layer_specs: Mapping[int, Spec]
     out: Mapping[int, NamedSharding]
     micro_batches: int
     replicas: int
@@ -216,8 +218,11 @@ class Stage:
     def _whole_part(self, part: PartId) -> Any:
         section = self._own[part]
         graph = self._pipeline.graph
-        returned = part.kind == "update"
-        shardings = {v: self._work.out[v] for v in section.outputs if returned and v in self._work.out}
+        if part.kind == "update":
+            shardings = {v: self._work.out[v] for v in section.outputs if v in self._work.out}
+        else:
+            specs = {v: self._work.layer_specs[v] for v in section.outputs if v in self._work.layer_specs}
+            shardings = {v: NamedSharding(self._mesh, PartitionSpec(*spec)) for v, spec in specs.items()}
         later = {v for p, s in self._own.items() if p.kind == "update" and p.round > part.round for v in s.inputs}
         donated: list[int] = []
         for result, v in zip(self._work.results, graph.results, strict=True):

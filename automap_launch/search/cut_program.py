@@ -136,17 +136,22 @@ class CutProgram:
         ends = np.full((len(cuts), 1), self.costs.blocks)
         run = np.concatenate([0 * ends, cuts], axis=1), np.concatenate([cuts, ends], axis=1)
         stage, runs, micro_batches = np.arange(self.stages), self._runs, self.costs.micro_batches
+        before, after, moved = runs.before[run], runs.after[run], self.costs.lending(cuts)
+        if moved is not None:
+            before, after = before + moved.before, after + (moved.after + moved.update)
         stages = StageSeconds(
             runs.forward[run],
             runs.backward[run],
             runs.weight[run],
-            runs.before[run],
-            runs.after[run],
+            before,
+            after,
             self._sent[stage[:-1], cuts],
         )
         seconds = step_seconds(self.schedule, micro_batches, stages)
         flying = np.array(in_flight(self.schedule, self.stages, micro_batches))
         needed = runs.fixed[run] + flying * runs.residuals[run] + runs.working[run]
+        if moved is not None:
+            needed += moved.bytes
         # Within a few bytes of the limit the bytes decide that an estimate counts.
         close = np.flatnonzero(needed.max(axis=1) > self._memory_limit)
         if len(close):
@@ -166,7 +171,10 @@ def fitting_runs(
     possible &= (number > 0) | (start == 0)
     possible &= (number < stages - 1) | (end == costs.blocks)
     flying = np.array(in_flight(schedule, stages, costs.micro_batches))[:, None, None]
-    fits: npt.NDArray[np.bool_] = possible & (runs.memory(flying) <= memory_limit)
+    needed = runs.memory(flying)
+    if costs.stacks:
+        needed = needed + costs.least_lending(start, end, stages)
+    fits: npt.NDArray[np.bool_] = possible & (needed <= memory_limit)
     return fits
 
 

@@ -70,7 +70,8 @@ def _pipelines(model: BoundedCostModel, space: PlanSpace, tree: GroupTree, branc
 
 
 def fitting_cuts(costs: BlockCosts, stages: int, schedule: Schedule, memory_limit: float) -> int:
-    """The number of cuts into so many stages of which every stage fits."""
+    """The number of cuts into so many stages of which every stage may fit; of a program that keeps layers of a loop
+    on other stages than run them (`plan/lending.py`), that is not what all of them do."""
     fits = fitting_runs(costs, costs.every_run(), stages, schedule, memory_limit)
     ways = np.zeros(costs.blocks + 1, np.int64)
     ways[0] = 1

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
+import numpy as np
+
+from automap_launch.program import stacks
 from automap_launch.program.batch_analysis import BatchAnalysis
 from automap_launch.program.graph import Graph, Node
 from automap_launch.program.program import Value
@@ -36,31 +38,15 @@ class Destacked:
 
 
 def chunk_counts(graph: Graph, analysis: BatchAnalysis, state: State, assignment: Assignment) -> dict[int, int]:
-    """Into how many equal chunks to cut each stacked state argument whose layers lie on several stages: as many as can
-    be with each chunk's first layer on a stage of its own, which then holds the chunk.
-
-    Stages that read other layers of a chunk are sent it once a step. With as many chunks as stages that is none; six
-    layers on four stages lie in chunks of two on three of them.
-    """
-    stages = _stages_of_layers(graph, analysis, state, assignment)
-    counts: dict[int, int] = {}
-    lengths: dict[int, int] = {}
-    for argument, layers in stages.items():
-        length = graph.shape(argument)[0]
-        if set(layers) != set(range(length)):
-            continue
-        count = max(n for n in range(1, length + 1) if length % n == 0 and _apart(layers, length, n))
-        if lengths.setdefault(length, count) != count:
-            return {}  # two stacks of one length that are cut differently
-        if count > 1:
-            counts[argument] = count
-    return counts
-
-
-def _apart(layers: Mapping[int, int], length: int, count: int) -> bool:
-    """Whether chunks begin on stages one after the other, with gaps or without."""
-    first = [layers[layer] for layer in range(0, length, length // count)]
-    return all(a < b for a, b in pairwise(first))
+    """Into how many equal chunks to cut each stacked state argument whose layers lie on several stages
+    (`program/stacks.py`). Stages that read layers of another's chunk are sent them once a step."""
+    stages = {
+        argument: np.array([[layers[layer] for layer in range(len(layers))]])
+        for argument, layers in _stages_of_layers(graph, analysis, state, assignment).items()
+        if set(layers) == set(range(graph.shape(argument)[0]))
+    }
+    counts = zip(stages, stacks.chunk_counts(list(stages.values())), strict=True)
+    return {argument: int(count[0]) for argument, count in counts if count[0] > 1}
 
 
 def destack(line: Line, state: State, counts: Mapping[int, int], results_of: Mapping[int, int]) -> Destacked:
@@ -99,9 +85,9 @@ def _stages_of_layers(
             for v in node.operands:
                 uses[v] |= mask
     found: dict[int, dict[int, int]] = defaultdict(dict)
-    stacks = set(state.arguments)
+    arguments = set(state.arguments)
     for node in graph.nodes:
-        if node.name == "slice" and node.operands[0] in stacks and uses[node.results[0]]:
+        if node.name == "slice" and node.operands[0] in arguments and uses[node.results[0]]:
             layer = one_layer(graph, node)
             if layer is not None:
                 mask = uses[node.results[0]]

@@ -13,7 +13,7 @@ from automap_launch.program.unroll import Line
 from automap_launch.split.boundary import hand_over_early
 from automap_launch.split.emit import INDEX, Emitter, Section
 from automap_launch.split.mlir import Origin
-from automap_launch.split.stages import Assignment, State, assign
+from automap_launch.split.stages import Assignment, State, assign, one_layer
 
 # What a stage does. `hold` and `prepare` once a step before the micro-batches, `reduce` and `update` once after them.
 PartKind = Literal["hold", "prepare", "forward", "backward", "weight", "reduce", "update"]
@@ -43,7 +43,8 @@ class Pipeline:
       cargo: {(part, stage): values}: what a part sends to another stage.
       edges: (part, part): the second reads what the first makes.
       owner: for each state argument (value id), the stage that holds it.
-      like: for each sum over micro-batches, the state argument of the same shape that it updates, where there is one.
+      like: see `Assignment`.
+      layers: for each layer of stacked state that is read, by value id, the state argument that it is a layer of.
       sums: accumulated values by the stage that makes them; gathered: as well.
       graph, analysis, pieces: see `Accumulation`.
       shares: of the forward flops, by stage.
@@ -57,6 +58,7 @@ class Pipeline:
     edges: tuple[tuple[PartId, PartId], ...]
     owner: Mapping[int, int]
     like: Mapping[int, int]
+    layers: Mapping[int, int]
     sums: Mapping[int, tuple[int, ...]]
     gathered: Mapping[int, tuple[int, ...]]
     graph: Graph
@@ -115,6 +117,14 @@ class _Cutter:
         self.state = state
         self.assignment = assignment
         self.before = frozenset(self.analysis.prologue_values)
+        self.layers = {
+            node.results[0]: node.operands[0]
+            for node in self.graph.nodes
+            if node.name == "slice"
+            and node.operands[0] in assignment.owner
+            and one_layer(self.graph, node) is not None
+            and self.graph.values[node.results[0]].size > 1  # no word of a key
+        }
         self.part_of = self._part_of_nodes()
         if split_backward:
             self._split_backward()
@@ -130,19 +140,44 @@ class _Cutter:
             for v in self.graph.nodes[k].operands:
                 readers[v].add(part)
         sections: dict[PartId, Section] = {}
+        wanted: dict[int, set[int]] = defaultdict(set)  # by stage, what is made before the micro-batches
         for stage in range(self.assignment.stages):
-            prepared = self._prepared(nodes, stage)
+            borrowed = self._borrowed(stage)
+            prepared = self._prepared(nodes, stage, borrowed)
             for part in sorted(p for p in nodes if p.stage == stage):
                 outputs = self._outputs(part, nodes[part], readers, returned)
-                emit = self.emitter.micro if part.kind in MICRO else self.emitter.whole
-                sections[part] = emit(nodes[part], outputs, self.before | prepared)
-            wanted = prepared | {
-                v for p, section in sections.items() if p.stage == stage for v in section.inputs if v in self.before
-            }
-            if wanted:
-                inner = self._prologue_for(wanted)
-                sections[PartId("prepare", stage)] = self.emitter.whole(inner, sorted(wanted), self.before - wanted)
+                if part.kind in MICRO:
+                    sections[part] = self.emitter.micro(nodes[part], outputs, self.before | prepared | borrowed)
+                else:
+                    sections[part] = self.emitter.whole(nodes[part], outputs, self.before | prepared)
+            own = [section for part, section in sections.items() if part.stage == stage]
+            wanted[stage].update(prepared, (v for section in own for v in section.inputs if v in self.before))
+            self._lend(makers, wanted, own, borrowed)
+        for stage in reversed(range(self.assignment.stages)):  # a layer is lent to later stages than its own
+            if wanted[stage]:
+                part, borrowed = PartId("prepare", stage), self._borrowed(stage)
+                inner = self._prologue_for(wanted[stage])
+                given = (self.before | borrowed) - wanted[stage]
+                sections[part] = self.emitter.whole(inner, sorted(wanted[stage]), given)
+                self._lend(makers, wanted, [sections[part]], borrowed)
         return self._joined(sections, makers)
+
+    def _borrowed(self, stage: int) -> frozenset[int]:
+        """Layers of state that an earlier stage holds."""
+        return frozenset(v for v, stack in self.layers.items() if self.assignment.owner[stack] < stage)
+
+    def _lend(
+        self,
+        makers: dict[int, PartId],
+        wanted: dict[int, set[int]],
+        sections: Iterable[Section],
+        borrowed: frozenset[int],
+    ) -> None:
+        """Has the layers that sections of a stage read made by the stages that hold them."""
+        for v in borrowed.intersection(v for section in sections for v in section.inputs):
+            owner = self.assignment.owner[self.layers[v]]
+            makers[v] = PartId("prepare", owner)
+            wanted[owner].add(v)
 
     def _part_of_nodes(self) -> dict[int, PartId]:
         last = self.assignment.stages - 1
@@ -193,10 +228,10 @@ class _Cutter:
                 nodes.setdefault(part, [])
         return returned
 
-    def _prepared(self, nodes: Mapping[PartId, list[int]], stage: int) -> frozenset[int]:
+    def _prepared(self, nodes: Mapping[PartId, list[int]], stage: int, borrowed: frozenset[int]) -> frozenset[int]:
         """What all micro-batches of a stage would compute alike."""
         own = [k for part, ks in nodes.items() if part.stage == stage and part.kind in MICRO for k in ks]
-        return frozenset(self.emitter.invariant(own, self.before))
+        return frozenset(self.emitter.invariant(own, self.before | borrowed))
 
     def _outputs(
         self,
@@ -250,6 +285,7 @@ class _Cutter:
             edges=tuple(sorted(edges)),
             owner=self.assignment.owner,
             like=self.assignment.like,
+            layers=self.layers,
             sums=of_stage["sums"],
             gathered=of_stage["gathered"],
             graph=self.graph,

@@ -34,7 +34,8 @@ class Assignment:
       place: for each micro or update operation, its phase and stage.
       rounds: for each update operation, how many times before it stages must hear from each other.
       owner: for each argument of the graph that is state, the stage that holds it.
-      like: for each sum over micro-batches, the state argument of the same shape that it updates, where there is one.
+      like: for each sum over micro-batches, the state argument of the same shape that it updates, or of which it
+        updates one layer, where there is one.
       shares: of the forward flops, by stage.
       joined: sums over micro-batches whose terms are made on several stages; must be added up in the update instead.
     """
@@ -89,9 +90,11 @@ class _Assigner:
     def run(self, wanted: Mapping[int, int]) -> Assignment:
         forward, metric = self._parts()
         self.uses = [0] * len(self.state.arguments)  # for each state argument, the stages whose forward part reads it
+        self.reads = [0] * len(self.graph.values)  # for each value without a batch, the same
         self.available = [self.all] * len(self.graph.values)  # for each value, the stages that have it
         self.place: dict[int, tuple[Phase, int]] = {}
         shares = self._forward(forward, self._as_wanted(forward, wanted))
+        self.reading = self._reading()
         self._backward(set(forward), metric, wanted)
         joined = self._joined()
         owner_of = self._owners()
@@ -165,6 +168,7 @@ class _Assigner:
             shares[stage] += max(1, flops_of(self.graph, node))
             for v in node.operands:
                 if self.states[v].kind == "none":
+                    self.reads[v] |= 1 << stage
                     for bit in _bits(self.depends[v]):
                         self.uses[bit] |= 1 << stage
                 elif self.made_by.get(v) in stage_of:
@@ -185,6 +189,39 @@ class _Assigner:
             if k not in wanted and readers[k]:  # as late as it is read
                 stage_of[k] = min(stage_of[r] for r in readers[k])
         return stage_of
+
+    def _reading(self) -> list[int]:
+        """For each value that is made from state without the batch, the stages whose forward part reads it, or what is
+        made of it; where none does, those that read all that it is made of. One layer of stacked state is read where
+        that layer runs, whoever reads the others."""
+        nodes = [
+            node
+            for node in self.graph.nodes
+            if node.results and self.states[node.results[0]].kind == "none" and self.depends[node.results[0]]
+        ]
+        for node in reversed(nodes):
+            mask = 0
+            for v in node.results:
+                mask |= self.reads[v]
+            for v in node.operands:
+                self.reads[v] |= mask
+        slices = {
+            node.results[0]: (node.operands[0], layer)
+            for node in nodes
+            if node.name == "slice" and (layer := one_layer(self.graph, node)) is not None
+        }
+        layers: dict[tuple[int, int], int] = defaultdict(int)
+        for v, place in slices.items():
+            layers[place] |= self.reads[v]
+        reading = [mask or self.all for mask in self.reads]
+        for node in nodes:
+            among = self.all
+            for v in node.operands:
+                among &= reading[v]
+            for v in node.results:
+                own = layers[slices[v]] if v in slices else self.reads[v]
+                reading[v] = own or among or self.all
+        return reading
 
     # Backward
 
@@ -213,8 +250,7 @@ class _Assigner:
                 can = self.all
                 for v in node.operands:
                     if self.states[v].kind == "none":
-                        for bit in _bits(self.depends[v]):
-                            can &= self.uses[bit] or self.all
+                        can &= self.reading[v] if self.depends[v] else self.all
                     elif latest[v] is None:
                         can &= self.available[v]
                 stage = max((s for s in _bits(can) if s <= bound), default=bound)
@@ -232,20 +268,26 @@ class _Assigner:
             self.place[k] = ("backward", max(stages, default=0))
 
     def _joined(self) -> set[int]:
-        """Operations on sums whose terms are made on several stages."""
-        return {
-            k
-            for k in self.micro
-            if len(
-                {
-                    self.place[m][1]
-                    for v in self.graph.nodes[k].operands
-                    if self.states[v].kind == "partial" and (m := self.made_by.get(v)) in self.place
-                }
-            )
-            > 1
-            and all(self.states[v].kind in ("partial", "none") for v in self.graph.nodes[k].operands)
-        }
+        """Operations on sums whose terms are made on several stages, and those on what these make; of a stack of
+        gradients that is written layer by layer, all of the writing: a stage sends its layers then, and no stack."""
+        joined: set[int] = set()
+        made: set[int] = set()
+        for k in self.micro:
+            node = self.graph.nodes[k]
+            parts = [v for v in node.operands if self.states[v].kind == "partial"]
+            if not parts or any(self.states[v].kind not in ("partial", "none") for v in node.operands):
+                continue
+            stages = {self.place[m][1] for v in parts if (m := self.made_by.get(v)) in self.place}
+            if len(stages) > 1 or not made.isdisjoint(parts):
+                joined.add(k)
+                made.update(node.results)
+        for k in reversed(self.micro):
+            node = self.graph.nodes[k]
+            if k in joined and node.name == "dynamic_update_slice":
+                before = self.made_by.get(node.operands[0])
+                if before in self.micro_set and self.graph.nodes[before].name == "dynamic_update_slice":
+                    joined.add(before)
+        return joined
 
     # Update
 
@@ -271,7 +313,7 @@ class _Assigner:
         for v in self.sums:
             for argument in read:
                 same = self.component.find(argument) == self.component.find(v)
-                if same and self.graph.shape(argument) == self.graph.shape(v):
+                if same and _is_like(self.graph.shape(v), self.graph.shape(argument)):
                     found.setdefault(v, argument)
         return found
 
@@ -305,6 +347,11 @@ def one_layer(graph: Graph, node: Node) -> int | None:
     one = bool(shape) and shape[0] > 1 and limits[0] - starts[0] == 1
     whole = all(a == 0 and b == size for a, b, size in zip(starts[1:], limits[1:], shape[1:], strict=True))
     return starts[0] if one and whole else None
+
+
+def _is_like(total: tuple[int, ...], argument: tuple[int, ...]) -> bool:
+    """Whether a sum is one of a whole argument, or of one layer of it."""
+    return total == argument or (total[:1] == (1,) and total[1:] == argument[1:])
 
 
 def _bits(mask: int) -> list[int]:

@@ -62,6 +62,7 @@ def read(
     except IndivisibleError as error:
         raise error.refusal.error from error
     graph = line.graph
+    _slice_once(graph)
     replaced = [(r.replaces, k) for k, r in enumerate(results) if r.replaces is not None]
     state = State(
         arguments=tuple(graph.arguments[i] for i, _ in replaced), results=tuple(graph.results[k] for _, k in replaced)
@@ -98,6 +99,21 @@ def by_stage(
         lengths = {graph.shape(v)[0] for v in together}
         counts = {v: count for v, count in counts.items() if graph.shape(v)[0] not in lengths}
     return step
+
+
+def _slice_once(graph: Graph) -> None:
+    """Lets all that reads one slice of an argument read one value: the forward part and the backward part of a loop
+    over layers each take it for themselves, and it would be sent twice."""
+    first: dict[tuple[object, ...], int] = {}
+    same: dict[int, int] = {}
+    arguments = set(graph.arguments)
+    for node in graph.nodes:
+        node.operands[:] = [same.get(v, v) for v in node.operands]
+        if node.name == "slice" and node.operands[0] in arguments:
+            window = (tuple(node.attributes[name]) for name in ("start_indices", "limit_indices", "strides"))
+            value = first.setdefault((node.operands[0], *window), node.results[0])
+            if value != node.results[0]:
+                same[node.results[0]] = value
 
 
 def _chunked(step: SplitStep, results: tuple[Result, ...], counts: Mapping[int, int]) -> SplitStep:

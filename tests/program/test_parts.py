@@ -165,3 +165,26 @@ def test_accumulated_gradients_are_summed_in_the_update():
     assert dots(program) == ["forward", "forward", "backward", "backward", "backward"]
     shapes = [program.values[op.results[0]].shape for op in program.ops if op.name == "add" and op.part == "update"]
     assert {(24, 48), (48, 6)} <= set(shapes)
+
+
+def test_the_backward_half_of_a_loop_that_nothing_comes_before():
+    """The first layer's input is the batch: of the last round of the backward loop no gradient goes on."""
+
+    def step(params, x, y):
+        def loss(p):
+            h, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, p["layers"])
+            return ((h @ p["head"] - y) ** 2).mean()
+
+        return sgd(params, jax.grad(loss)(params))
+
+    params = {"layers": Spec((3, 24, 24), F32), "head": Spec((24, 6), F32)}
+    program = analyse(make_step(step, (params,), X, Y))
+    (forward,) = {op.loop for op in program.ops if op.loop is not None and op.name == "tanh"}
+    assert [
+        (op.part, op.loop == forward) for op in program.ops if op.name == "dot_general" and op.loop is not None
+    ] == [
+        ("forward", True),
+        ("backward", False),
+        ("backward", False),
+    ]
+    assert sum(bool(block.loops) for block in program.blocks) == 3

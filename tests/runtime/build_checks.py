@@ -12,13 +12,18 @@ import optax
 import pytest
 
 from automap_launch.errors import PlanError
+from automap_launch.plan.build import spans_of
+from automap_launch.plan.cost import CostModel
+from automap_launch.plan.decision import Decision
+from automap_launch.program.analyse import analyse
 from automap_launch.runtime.build import Execution, build_executable, divide
 from automap_launch.runtime.executable import Executable
 from automap_launch.runtime.pipeline import PipelineExecutable
 from automap_launch.runtime.stacks import StackedPipeline
+from tests.plan.programs import cluster
 from tests.runtime import captured_by_hand, device_checks
 from tests.runtime.accumulation_checks import compare, sharded, train
-from tests.split.models import Model, clipped, lm, mlp
+from tests.split.models import Model, clipped, lm, mlp, scanned
 
 
 def build(model: Model, axes: dict[str, int], execution: Execution, devices: int = 8) -> tuple[Any, Any]:
@@ -94,6 +99,49 @@ def check_layers_that_do_not_divide_lie_in_chunks_on_some_stages() -> None:
         if "layers" in argument.path and argument.shape[0] == 3:
             assert array.sharding.spec[0] == "stage"
             assert array.sharding.shard_shape(array.shape)[0] == 1
+
+
+def check_layers_that_run_elsewhere_are_held_sent_and_predicted() -> None:
+    """Six layers as 1, 2, 2 and 1 on four stages, which lie in chunks of two on three of them; as 3 and 3, which lie
+    where they run; and five layers on two stages, which lie on the first. What each device holds after a step, and
+    what its stage is sent of other stages' layers, is what the plan's costs say."""
+    for layers, cuts, schedule, axes in (
+        (6, (1, 3, 5), "1f1b", {"data": 2, "model": 1}),
+        (6, (3,), "gpipe", {"data": 1, "model": 1}),
+        (5, (3,), "zero_bubble", {"data": 1, "model": 2}),
+    ):
+        model = scanned(layers)
+        captured = model.capture()
+        program = analyse(captured_by_hand.step_of(captured))
+        decision = Decision(**axes, micro_batches=4, cuts=cuts, schedule=schedule)  # type: ignore[arg-type]
+        execution = Execution(decision.stages, 4, schedule, blocks=spans_of(decision, program))
+        captured, executable = build(model, axes, execution, devices=decision.devices)
+        report = compare(model, train(model, captured, executable))
+        assert report.equal, f"{cuts}: {report}"
+
+        costs = CostModel(program, cluster())
+        predicted = costs.stages(decision)
+        state = executable(captured.leaves)[: sum(r.replaces is not None for r in captured.results)]
+        held = np.zeros((decision.stages, decision.devices // decision.stages))
+        for shard in (shard for array in state for shard in array.addressable_shards):
+            held[divmod(shard.device.id, held.shape[1])] += shard.data.nbytes
+        np.testing.assert_allclose(held, (predicted.parameters + predicted.optimizer)[:, None] + 0 * held, atol=8)
+
+        inner = executable.inner if isinstance(executable, StackedPipeline) else executable
+        seconds = np.zeros((2, decision.stages))
+        for task, message in inner.messages.items():
+            size = sum(kind.bytes for kind in message.kinds if len(kind.shape) > 1 and kind.shape[0] == 1)
+            if size and task.of in ("prepare", "hold"):
+                seconds[0, task.peer] += 1e-6 + 1e-10 * size
+            elif size and task.of == "reduce":
+                seconds[1, task.stage] += 1e-6 + 1e-10 * size
+            assert not any(kind.shape[:1] == (layers,) for kind in message.kinds), f"a whole stack is sent: {task}"
+        lending = costs.block_costs(decision).lending(np.array([cuts]))
+        if lending is None:
+            assert not seconds.any()
+        else:
+            np.testing.assert_allclose(seconds, [lending.before[0], lending.after[0]])
+            assert seconds.any()
 
 
 def normalised() -> Model:

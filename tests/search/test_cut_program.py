@@ -1,9 +1,11 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from automap_launch.plan.decision import Decision
+from automap_launch.plan.lending import Layers
 from automap_launch.search.cut_program import CutProgram
 from automap_launch.search.synthetic import Distribution, SyntheticModel, draw
 
@@ -41,6 +43,27 @@ def test_the_best_cuts_are_those_of_all_that_fit(schedule, micro_batches, stages
         assert found.seconds == pytest.approx(min(costs))
         assert costs[every.index(found.cuts)] == pytest.approx(min(costs))
         assert program.best(min(costs) * (1 - 1e-6)).cuts is None
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero_bubble"])
+@pytest.mark.parametrize("blocks", [(0, 1, 2, 3, 4, 5), (0, 0, 1, 1, 2, 3, 4, 5), (1, 2, 3, 4, 5)])
+def test_the_best_cuts_are_those_of_all_where_layers_of_a_loop_lie_elsewhere(schedule, blocks):
+    """Also where as much as half of the plans do not fit, for what their stages hold for each other."""
+    for model, stages in itertools.product(models(3), (2, 3, 4)):
+        every = np.array(list(itertools.combinations(range(1, 7), stages - 1)))
+        plan = Decision(1, 1, micro_batches=4, cuts=tuple(every[0]), schedule=schedule)
+        costs = model.block_costs(plan)
+        held, second = costs.held.sum() / 40, costs.compute.sum() / 20
+        own = Layers(np.array(blocks), held, 2 * held, sent=held, gathered=0.0, gradients=held, update=second)
+        costs = replace(costs, stacks=(own,))
+        pipelines = costs.pipelines(schedule, every)
+        for limit in (np.inf, np.median(pipelines.memory.sum(axis=1)), pipelines.memory.sum(axis=1).min()):
+            seconds = np.where(pipelines.fits(limit), pipelines.step_seconds, np.inf)
+            program = CutProgram(costs, stages, schedule, limit)
+            found = program.best(np.inf)
+            assert program.lower_bound <= seconds.min() * (1 + 1e-9)
+            assert found.seconds == pytest.approx(seconds.min())
+            assert seconds[every.tolist().index(list(found.cuts))] == pytest.approx(seconds.min())
 
 
 def test_the_bound_is_close_where_stages_are_even():
