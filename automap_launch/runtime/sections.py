@@ -18,6 +18,9 @@ from automap_launch.split.boundary import is_low_precision
 from automap_launch.split.emit import Section
 from automap_launch.train_step import Argument, Result
 
+# XLA has no collective of booleans in a mapped function, and its CPU compiler ends the process at one of bfloat16.
+_REDUCED_AS = {"bool": "int32", "bfloat16": "float32"}
+
 
 class SectionFunction:
     """A section, to be called under `jax.jit`: values by id in, values by id out."""
@@ -70,9 +73,8 @@ def accumulate(total: Any, value: Any, reduction: Reduction) -> Any:
 def over_replicas(total: Any, reduction: Reduction, axis: str) -> Any:
     """The reduction over the devices of a mesh axis, within `shard_map`."""
     collective: Callable[..., Any] = {"add": lax.psum, "max": lax.pmax, "min": lax.pmin}[reduction]
-    if total.dtype == jnp.bool_:
-        return collective(total.astype(jnp.int32), axis).astype(jnp.bool_)
-    return collective(total, axis)
+    wide = _REDUCED_AS.get(total.dtype.name, total.dtype)
+    return collective(total.astype(wide), axis).astype(total.dtype)
 
 
 def _extreme(dtype: Any, *, lowest: bool) -> Any:

@@ -11,7 +11,7 @@ from tests.runtime.under_plans import outcomes, two_examples_less
 BY_NAME = {case.name: case for case in CASES}
 CHOSEN = (
     "clipped_for_each_example",
-    "group_means",
+    "the_largest_rounded",
     "two_models_in_one_step",
     "gradients_applied_every_other_step",
     "branch_that_may_never_end",
