@@ -126,6 +126,8 @@ class BatchAnalysis:
         be put together from micro-batches.
       local_values: partial sums that operations of state `batch` and `local` read as m times the micro-batch's own
         value (their 1/B is in the module); `accumulated` may list them as well.
+      own: operations with partial results that read statistics which micro-batches take of their own.
+      averaged: those of `own` that read nothing else over the batch: their results are means over micro-batches.
       max_micro_batches: the number of micro-batches must divide it (the parts must be equal); 1 where refused.
       refusals: why not more than one; empty where it may.
       one_stage: why the step cannot be cut into stages although it can run in micro-batches.
@@ -141,6 +143,8 @@ class BatchAnalysis:
     accumulated: tuple[int, ...] = ()
     gathered: tuple[int, ...] = ()
     local_values: tuple[int, ...] = ()
+    own: frozenset[int] = frozenset()
+    averaged: frozenset[int] = frozenset()
     max_micro_batches: int = 1
     refusals: tuple[Refusal, ...] = ()
     one_stage: Refusal | None = None

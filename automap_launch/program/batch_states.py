@@ -8,12 +8,14 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from automap_launch.program.batch_analysis import FULL, LOCAL, NONE, RefusalKind, Share, State
 from automap_launch.program.graph import Graph, Node
 from automap_launch.program.state_rules import Site, UnsplitError, reduced, states_of
+from automap_launch.program.state_rules.site import partial
 
 # Of a zero operand they make zero.
 _KEEP_ZERO = frozenset(("broadcast_in_dim", "reshape", "convert", "transpose", "slice", "optimization_barrier"))
@@ -50,11 +52,16 @@ class Choices:
 
 @dataclass(slots=True)
 class Propagation:
-    """States of all values; and for operations that need the whole batch of batch values, why."""
+    """States of all values; and for operations that need the whole batch of batch values, why.
+
+    `own`, `averaged`: see `BatchAnalysis`.
+    """
 
     states: list[State]
     shares: dict[tuple[int, int], Share]
     conflicts: dict[int, Why]
+    own: set[int]
+    averaged: set[int]
 
 
 def propagate(graph: Graph, batch: Mapping[int, State], choices: Choices) -> Propagation:
@@ -69,7 +76,7 @@ def propagate(graph: Graph, batch: Mapping[int, State], choices: Choices) -> Pro
     while True:
         run.once()
         if not (run.follow_loops() or run.check_columns()):
-            return Propagation(run.states, run.shares, run.conflicts)
+            return Propagation(run.states, run.shares, run.conflicts, run.own, run.averaged)
 
 
 class _Run:
@@ -83,6 +90,9 @@ class _Run:
         self.shares: dict[tuple[int, int], Share] = {}
         self.conflicts: dict[int, Why] = {}
         self.zeros: set[int] = set()
+        self.own: set[int] = set()
+        self.averaged: set[int] = set()
+        self.linear: set[int] = set()  # local values that are linear in local sums
         self.columns: dict[tuple[int, int], set[int]] = {}  # column of positions -> operations that count within
 
     def once(self) -> None:
@@ -90,6 +100,7 @@ class _Run:
         for value, state in self.batch.items():
             self.states[value] = state
         self.shares, self.conflicts, self.columns, self.zeros = {}, {}, {}, set()
+        self.own, self.averaged, self.linear = set(), set(), set()
         states, beforehand = self.states, self.choices.beforehand
         for k, node in enumerate(self.graph.nodes):
             if not node.operands:
@@ -120,11 +131,52 @@ class _Run:
             return self.by_rule(
                 k, Site(self.graph, node, states, self.zeros, self.makers, local, k in self.choices.denied)
             )
-        if kinds <= {"none", "local"} or not local.isdisjoint(node.results):
+        if not local.isdisjoint(node.results):
+            if self.is_linear(node):
+                self.linear.update(node.results)
             return [LOCAL] * len(node.results)
-        if "local" in kinds or any(states[v] is not NONE for v in outside(node)):
+        if any(states[v] is not NONE for v in outside(node)):
             return [FULL] * len(node.results)
+        if "local" in kinds or (len(node.operands) > 1 and not local.isdisjoint(node.operands)):
+            return [self.of_statistics(k, node)] * len(node.results)
         return [reduced(Site(self.graph, node, states, self.zeros, self.makers))] * len(node.results)
+
+    def of_statistics(self, k: int, node: Node) -> State:
+        """State of what the update alone reads of statistics that each micro-batch has of its own.
+
+        A gradient is the mean of the micro-batches' gradients, so that products of statistics are made in each. What
+        is linear in sums, as gradients are when an optimizer takes their squares, is summed first.
+        """
+        sums = any(self.states[v].kind == "partial" and v not in self.choices.local for v in node.operands)
+        if sums:
+            state = reduced(Site(self.graph, node, self.states, self.zeros, self.makers, self.choices.local))
+            if state.reduction == "add":
+                self.own.add(k)
+                return state
+            return FULL
+        own = [v for v in node.operands if self.states[v] is not NONE]
+        is_float = all(self.graph.values[v].is_float for v in node.results)
+        if len(node.results) > 1 or not is_float or all(self.is_sum(v) for v in own):
+            return self.of_sums(node)
+        self.own.add(k)
+        self.averaged.add(k)
+        return partial("add")
+
+    def of_sums(self, node: Node) -> State:
+        if any(self.states[v].kind == "local" for v in node.operands):
+            return FULL
+        return reduced(Site(self.graph, node, self.states, self.zeros, self.makers))
+
+    def is_sum(self, value: int) -> bool:
+        return value in self.linear or (value in self.choices.local and self.states[value].kind == "partial")
+
+    def is_linear(self, node: Node) -> bool:
+        """Whether a local value is linear in local sums."""
+        own = {v for v in node.operands if self.states[v] is not NONE}
+        if not all(self.is_sum(v) for v in own):
+            return False
+        sums = _With(self.states, dict.fromkeys(own, partial("add")))
+        return reduced(Site(self.graph, node, sums, self.zeros, self.makers)).kind == "partial"
 
     def by_rule(self, k: int, site: Site) -> list[State]:
         try:
@@ -205,6 +257,19 @@ class _Run:
         changed = not denied <= self.choices.denied
         self.choices.denied |= denied
         return changed
+
+
+class _With(Sequence[State]):
+    """States, some of them replaced."""
+
+    def __init__(self, states: Sequence[State], replaced: Mapping[int, State]) -> None:
+        self._states, self._replaced = states, replaced
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __getitem__(self, value: Any) -> Any:
+        return self._replaced.get(value, self._states[value])
 
 
 def outside(node: Node) -> list[int]:

@@ -171,6 +171,8 @@ def _report(
         accumulated=tuple(v for v in read if found.states[v].kind == "partial"),
         gathered=tuple(v for v in read if found.states[v].kind == "batch" and v not in whole),
         local_values=tuple(sorted(v for v in choices.local if found.states[v].kind == "partial")),
+        own=frozenset(found.own),
+        averaged=frozenset(found.averaged),
         max_micro_batches=1 if refusals else math.gcd(*sizes),
         refusals=refusals,
         one_stage=_one_stage(graph, found, choices),

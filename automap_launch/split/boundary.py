@@ -46,7 +46,7 @@ def hand_over_early(graph: Graph, analysis: BatchAnalysis, once: Collection[int]
             states[v].kind == "partial" and v not in analysis.local_values and micro.isdisjoint(read_by.get(v, ()))
             for v in node.results
         )
-        if not (linear and late):
+        if not (linear and late) or k in analysis.own:
             continue
         more = sum(accumulator_bytes(graph.values[v]) for v in parts - sums)
         less = sum(accumulator_bytes(graph.values[v]) for v in node.results if v in sums)

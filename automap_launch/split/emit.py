@@ -228,16 +228,20 @@ class _Walk:
     def statistic(self, value: int) -> Any:
         """What stands in a micro-batch for a sum over the whole batch: its own share, as often as there are parts."""
         if value not in self.locals:
-            kind = self.graph.values[value]
-            times = self.builder.convert(self.builder.number(Value((), "int32"), self.pieces), Value((), kind.dtype))
-            self.locals[value] = self.builder.multiply(self.get(value), self.builder.broadcast(times, kind))
+            self.locals[value] = self.builder.multiply(self.get(value), self.parts(self.graph.values[value]))
         return self.locals[value]
+
+    def parts(self, kind: Value) -> Any:
+        """The number of parts, repeated over a whole tensor."""
+        number = self.builder.convert(self.builder.number(Value((), "int32"), self.pieces), Value((), kind.dtype))
+        return self.builder.broadcast(number, kind)
 
     # Operations
 
     def build(self, k: int) -> None:
         node = self.graph.nodes[k]
-        local = self.cut and any(self.analysis.states[v].kind in ("batch", "local") for v in node.results)
+        local = k in self.analysis.own or any(self.analysis.states[v].kind in ("batch", "local") for v in node.results)
+        local = local and self.cut
         operands = []
         for place, value in enumerate(node.operands):
             share = self.analysis.shares.get((k, place)) if self.cut else None
@@ -249,7 +253,10 @@ class _Walk:
                 operands.append(self.statistic(value))
             else:
                 operands.append(self.get(value))
-        self.keep(k, self.clone(k, operands, [self.kind(v) for v in node.results], self.changed(node)))
+        made = self.clone(k, operands, [self.kind(v) for v in node.results], self.changed(node))
+        if self.cut and k in self.analysis.averaged:
+            made = [self.builder.divide(made[0], self.parts(self.kind(node.results[0])))]
+        self.keep(k, made)
 
     def keep(self, k: int, made: Iterable[Any]) -> None:
         self.values.update(zip(self.graph.nodes[k].results, made, strict=True))

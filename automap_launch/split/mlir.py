@@ -168,6 +168,9 @@ class Builder:
     def multiply(self, left: Any, right: Any) -> Any:
         return stablehlo.MulOp(left, right).result
 
+    def divide(self, left: Any, right: Any) -> Any:
+        return stablehlo.DivOp(left, right).result
+
     def equal(self, left: Any, right: Any) -> Any:
         return stablehlo.CompareOp(left, right, stablehlo.ComparisonDirectionAttr.get("EQ")).result
 

@@ -73,7 +73,7 @@ def test_refusals_say_what_is_wrong_in_which_line():
     )
 
 
-@pytest.mark.parametrize("name", ["batch_norm", "batch_norm_by_fast_variance"])
+@pytest.mark.parametrize("name", ["batch_norm", "batch_norm_by_fast_variance", "batch_norm_by_one_product"])
 def test_batch_norm_is_allowed_statistics_of_its_own(name):
     _, refused = analysis_of(name)
     assert all(refusal.local_statistics for refusal in refused.refusals)

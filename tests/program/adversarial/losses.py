@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.program.adversarial.case import MASK, B, C, H, X, Y, hidden, loss_case, nll
+from tests.program.adversarial.case import MASK, B, C, H, X, Y, case, hidden, loss_case, nll, sgd
 
 
 @loss_case()
@@ -178,6 +178,21 @@ def batch_norm_by_fast_variance(p, x, y):
     mean = h.mean(0)
     h = (h - mean) * lax.rsqrt((h * h).mean(0) - mean * mean + 1e-3)
     return jnp.mean(jnp.tanh(h) @ p["w2"])
+
+
+@case("statistic", state=(np.ones(H, "f"),))
+def batch_norm_by_one_product(p, moving, x, y):
+    """Batch normalisation as Keras has it, with a moving variance: the scale's gradient is made of products of sums."""
+
+    def loss(p):
+        h = x @ p["w1"]
+        mean = h.mean(0)
+        variance = (h * h).mean(0) - mean * mean
+        scale = p["b1"] * lax.rsqrt(variance + 1e-3)
+        return jnp.mean(jnp.tanh(h * scale - mean * scale) @ p["w2"]), variance
+
+    (value, variance), g = jax.value_and_grad(loss, has_aux=True)(p)
+    return sgd(p, g), 0.9 * moving + 0.1 * variance, value
 
 
 @loss_case("statistic")
