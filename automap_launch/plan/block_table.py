@@ -314,7 +314,7 @@ class BlockTable:
         levels = {use: STORAGES.index(name) for use, name in (("parameters", "state"), ("optimizer", "optimizer"))}
         for (tensor, groups), counts in self._alike[stack].items():
             compute = spec_of(groups, tensor.shape, axes, self._mesh)
-            stored = storage_spec(compute, tensor.shape, self._mesh)
+            stored = storage_spec(compute, tensor.shape, self._mesh, layers=True)
             layer, whole = tensor.bytes / tensor.shape[0], self._parts(compute)
             for use, count in counts.items():
                 sizes[use] += count * layer / (self._parts(stored) if storage >= levels[use] else whole)

@@ -6,6 +6,7 @@ from automap_launch.plan.decision import Decision
 from automap_launch.plan.layout import Layout, Spec
 from automap_launch.plan.sharding import axes_of, mesh_of, spec_of, storage_spec
 from automap_launch.program.program import ITEM_BYTES, Program
+from automap_launch.program.stacks import stacks_of
 
 # A result below this size is worth more whole on every device (a metric that the script prints) than sharded.
 REPLICATED_BYTES = 2**20
@@ -25,8 +26,10 @@ def derive_layout(program: Program, decision: Decision) -> Layout:
         for value, argument in zip(program.arguments, step.arguments, strict=True)
     )
     scattered = stored_leaves(program, decision)
+    stacks = stacks_of(program) if scattered and decision.stages > 1 else ()
+    stacked = {i for stack in stacks for i in (*stack.parameters, *stack.optimizer)}
     storage = tuple(
-        storage_spec(spec, argument.shape, mesh) if i in scattered else spec
+        storage_spec(spec, argument.shape, mesh, layers=i in stacked) if i in scattered else spec
         for i, (spec, argument) in enumerate(zip(compute, step.arguments, strict=True))
     )
     # Only what the forward and backward parts read is gathered; the update works on the optimizer's shards as they are.

@@ -73,11 +73,18 @@ def spec_of(groups: Groups, shape: tuple[int, ...], axes: Mapping[int, str], mes
     return tuple(spec)
 
 
-def storage_spec(compute: Spec, shape: tuple[int, ...], mesh: Mapping[str, int]) -> Spec:
-    """`compute` with the data axis added on the first free dim that it divides; `compute` itself where none is."""
+def storage_spec(compute: Spec, shape: tuple[int, ...], mesh: Mapping[str, int], layers: bool = False) -> Spec:
+    """`compute` with the data axis added on the first free dim that it divides; `compute` itself where none is.
+
+    Args:
+      layers: the first dim is one of layers that lie on several stages, of which no stage may have as many as the axis
+        divides: it stays as it is.
+    """
     if mesh[DATA] == 1 or DATA in compute:
         return compute
     for dim, size in enumerate(shape):
+        if layers and dim == 0:
+            continue
         if compute[dim] is None and size > 0 and size % mesh[DATA] == 0:
             return (*compute[:dim], DATA, *compute[dim + 1 :])
     return compute

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import jax
 
+from automap_launch.errors import PlanError
 from automap_launch.plan.baselines import even_cuts
 from automap_launch.plan.execution import Execution
 from automap_launch.plan.layout import Layout
@@ -32,6 +34,11 @@ from automap_launch.train_step import TrainStep
 
 Leaves = Sequence[Any]
 
+_NO_BATCH = (
+    "a batch of one example, the last of an epoch perhaps, cannot run in stages: leave it out (drop_remainder=True, "
+    "drop_last=True), or pin search.pin.stages=1"
+)
+
 __all__ = ["Execution", "build_executable", "divide"]
 
 
@@ -48,7 +55,7 @@ def build_executable(
     """Makes a step runnable.
 
     A batch that cannot be cut as the plan says (the last of an epoch) is cut into fewer micro-batches, or not over
-    the data axis: it is as exact, if slower.
+    the data axis: it is as exact, if slower. A batch of one example runs whole, and not in stages.
 
     Args:
       step: the signature at hand; the captured one, or another batch size.
@@ -68,8 +75,14 @@ def build_executable(
         return Executable(function, step.arguments, step.results, layout, mesh, materialize=materialize)
     program = analyse(step, platform, execution.local_statistics, execution.max_blocks)
     refusal = why_undivided(program, execution.stages)
+    if refusal is not None and refusal.kind == "no batch" and execution.stages == 1:
+        # A single example: a dim of size one is no batch, and there is nothing to accumulate.
+        undivided = replace(execution, micro_batches=1, schedule="none")
+        return build_executable(
+            step, layout, undivided, platform=platform, devices=devices, traced=traced, materialize=materialize
+        )
     if refusal is not None:
-        raise refusal.error
+        raise refusal.error if refusal.kind != "no batch" else PlanError(refusal.reason, hint=_NO_BATCH)
     batch = program.batch_analysis.arguments if program.batch_analysis else {}
     whole = read(
         step.modules[platform],

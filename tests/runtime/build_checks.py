@@ -15,6 +15,7 @@ from automap_launch.errors import PlanError
 from automap_launch.plan.build import spans_of
 from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
+from automap_launch.plan.derive import derive_layout
 from automap_launch.program.analyse import analyse
 from automap_launch.runtime.build import Execution, build_executable, divide
 from automap_launch.runtime.executable import Executable
@@ -23,7 +24,7 @@ from automap_launch.runtime.stacks import StackedPipeline
 from tests.plan.programs import cluster
 from tests.runtime import captured_by_hand, device_checks
 from tests.runtime.accumulation_checks import compare, sharded, train
-from tests.split.models import Model, clipped, lm, mlp, scanned
+from tests.split.models import Model, bucketed, clipped, lm, mlp, scanned
 
 
 def build(model: Model, axes: dict[str, int], execution: Execution, devices: int = 8) -> tuple[Any, Any]:
@@ -67,6 +68,39 @@ def check_a_batch_that_does_not_divide_is_cut_otherwise() -> None:
         assert report.equal, f"{execution}: {report}"
 
 
+def check_a_signature_with_other_blocks_is_cut_by_equal_work() -> None:
+    """A plan for sequences of 16; sequences of 4 have twice as many blocks, which the plan's say nothing of. Steps of
+    both, one after the other, are those of the plain step."""
+    models = {length: bucketed(length) for length in (16, 4)}
+    programs, executables = {}, {}
+    for length, model in models.items():
+        captured = model.capture()
+        step = captured_by_hand.step_of(captured)
+        programs[length] = program = analyse(step)
+        decision = Decision(2, 1, micro_batches=2, cuts=(3,), schedule="1f1b")
+        execution = Execution(2, 2, "1f1b", blocks=spans_of(decision, programs[16]))
+        layout = derive_layout(program, decision)
+        executables[length] = build_executable(step, layout, execution, devices=jax.devices()[:4])
+    assert len(programs[4].blocks) > len(programs[16].blocks)
+
+    def share(blocks: Any, end: int) -> float:
+        return float(sum(b.flops for b in blocks[:end]) / sum(b.flops for b in blocks))
+
+    assert abs(executables[16].pipeline.shares[0] - share(programs[16].blocks, 3)) < 0.05
+    work = [b.flops + b.backward_flops for b in programs[4].blocks]
+    even = min(range(1, len(work)), key=lambda cut: max(sum(work[:cut]), sum(work[cut:])))
+    assert even != 3
+    assert abs(executables[4].pipeline.shares[0] - share(programs[4].blocks, even)) < 0.05
+
+    state = expected = models[16].init()
+    for seed, length in enumerate((16, 4, 16)):
+        batch, captured = models[length].batch(seed), models[length].capture()
+        state, made = jax.tree.unflatten(captured.tree, executables[length](jax.tree.leaves((state, batch))))
+        expected, metrics = models[length].step(expected, batch)
+        np.testing.assert_allclose(made["loss"], metrics["loss"], rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), state, expected)
+
+
 def check_layers_stacked_in_one_array_lie_on_their_stages() -> None:
     """A scan over layers: no stage has the parameters or optimizer state of another, no gradient goes between them."""
     model = lm(layers=4, scan=True, optimizer=clipped())
@@ -103,19 +137,23 @@ def check_layers_that_do_not_divide_lie_in_chunks_on_some_stages() -> None:
 
 def check_layers_that_run_elsewhere_are_held_sent_and_predicted() -> None:
     """Six layers as 1, 2, 2 and 1 on four stages, which lie in chunks of two on three of them; as 3 and 3, which lie
-    where they run; and five layers on two stages, which lie on the first. What each device holds after a step, and
-    what its stage is sent of other stages' layers, is what the plan's costs say."""
-    for layers, cuts, schedule, axes in (
-        (6, (1, 3, 5), "1f1b", {"data": 2, "model": 1}),
-        (6, (3,), "gpipe", {"data": 1, "model": 1}),
-        (5, (3,), "zero_bubble", {"data": 1, "model": 2}),
+    where they run; five layers on two stages, which lie on the first; and one layer a stage, sharded over two devices.
+    What each device holds after a step, and what its stage is sent of other stages' layers, is what the plan's costs
+    say."""
+    for layers, decision in (
+        (6, Decision(2, 1, micro_batches=4, cuts=(1, 3, 5), schedule="1f1b")),
+        (6, Decision(1, 1, micro_batches=4, cuts=(3,), schedule="gpipe")),
+        (5, Decision(1, 2, micro_batches=4, cuts=(3,), schedule="zero_bubble")),
+        (4, Decision(2, 1, micro_batches=2, cuts=(1, 2, 3), schedule="1f1b", storage="state")),
     ):
-        model = scanned(layers)
+        model, cuts = scanned(layers), decision.cuts
         captured = model.capture()
-        program = analyse(captured_by_hand.step_of(captured))
-        decision = Decision(**axes, micro_batches=4, cuts=cuts, schedule=schedule)  # type: ignore[arg-type]
-        execution = Execution(decision.stages, 4, schedule, blocks=spans_of(decision, program))
-        captured, executable = build(model, axes, execution, devices=decision.devices)
+        step = captured_by_hand.step_of(captured)
+        program = analyse(step)
+        blocks = spans_of(decision, program)
+        execution = Execution(decision.stages, decision.micro_batches, decision.schedule, blocks=blocks)
+        devices = jax.devices()[: decision.devices]
+        executable = build_executable(step, derive_layout(program, decision), execution, devices=devices)
         report = compare(model, train(model, captured, executable))
         assert report.equal, f"{cuts}: {report}"
 
@@ -142,6 +180,17 @@ def check_layers_that_run_elsewhere_are_held_sent_and_predicted() -> None:
         else:
             np.testing.assert_allclose(seconds, [lending.before[0], lending.after[0]])
             assert seconds.any()
+
+
+def check_a_last_batch_of_one_example_runs_whole_or_is_refused_with_what_helps() -> None:
+    model = mlp(layers=2)
+    last = Model(model.init, model.step, lambda seed: model.batch(seed, 1))  # type: ignore[call-arg]
+    captured, executable = build(last, {"data": 1, "model": 2}, Execution(micro_batches=4), devices=2)
+    report = compare(last, train(last, captured, executable))
+    assert report.equal, str(report)
+    with pytest.raises(PlanError, match="batch of examples") as refused:
+        build(last, {"data": 1, "model": 1}, Execution(stages=2, micro_batches=4), devices=2)
+    assert "drop_remainder" in str(refused.value.hint)
 
 
 def normalised() -> Model:

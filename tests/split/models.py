@@ -136,6 +136,29 @@ def scanned(layers: int, width: int = 16) -> Model:
     return trained(loss, params, optax.adam(1e-2), batch)
 
 
+def bucketed(length: int, width: int = 8) -> Model:
+    """Attention over sequences of one length, and no parameter that knows the length: the longer the sequences, the
+    more of the work is attention."""
+
+    def params() -> Tree:
+        keys = jax.random.split(jax.random.key(0), 6)
+        return [jax.random.normal(key, (width, width)) / width for key in keys]
+
+    def loss(params: Tree, data: Tree, _: Any) -> Any:
+        x = data
+        for w in params[:4]:
+            x = x + jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", x, x @ w)) @ x
+        x = x.mean(1)
+        for w in params[4:]:
+            x = jnp.tanh(x @ w)
+        return (x**2).mean(), {}
+
+    def batch(seed: int) -> Tree:
+        return np.random.default_rng(seed).normal(size=(BATCH, length, width)).astype("f")
+
+    return trained(loss, params, optax.adam(1e-2), batch)
+
+
 def lm(
     *,
     layers: int = 4,
