@@ -28,6 +28,7 @@ from jax._src import (  # noqa: E402
     api_util,
     compiler,
     core,
+    distributed,
     pjit,
     stages,
 )
@@ -39,6 +40,8 @@ from jax._src.lib.mlir.dialects import func as func_dialect  # noqa: E402
 from jax.experimental import serialize_executable  # noqa: E402
 from jax.extend.core import Primitive  # noqa: E402
 from jax.extend.mlir import deserialize_portable_artifact  # noqa: E402
+
+from automap_launch.runtime.prepared_module import prepare  # noqa: E402
 
 # Names of MLIR element types that numpy (with ml_dtypes, which JAX registers) calls otherwise.
 _ELEMENT_TYPES = {
@@ -155,6 +158,11 @@ def on_device_mismatch(resolve: Callable[[Sequence[Any]], Sequence[Any]]) -> Cal
     return take_back
 
 
+def coordination_client() -> Any:
+    """The client of the service through which processes met (`jax.distributed`): it keeps values by key for all."""
+    return distributed.global_state.client
+
+
 def program_key(lowered: Any) -> str:
     """Equal for two lowered functions (`jax.stages.Lowered`) that are the same program, on the same devices or not."""
     kept = sorted(lowered._lowering.compile_args["kept_var_idx"])  # arguments that are not read are not in the text
@@ -242,34 +250,8 @@ def _parse(artifact: bytes) -> Any:
         raise ValueError(
             f"these {len(artifact)} bytes are no StableHLO artifact that jax {jax.__version__} reads: {error}"
         ) from error
-    _drop_shardings(module)
+    prepare(module)
     return module
-
-
-def _drop_shardings(module: Any) -> None:
-    """Removes what the module says about shardings: it was captured on one device, for which all of it is empty.
-
-    Left in, a constraint would name a mesh that the module it is merged into does not have, and XLA crashes on that
-    (`jax.random.key_data` leaves such a constraint behind).
-    """
-    constraints: list[Any] = []
-
-    def visit(operation: Any) -> Any:
-        if operation.name == "stablehlo.custom_call" and operation.attributes["call_target_name"].value == "Sharding":
-            constraints.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    for operation in constraints:
-        operation.results[0].replace_all_uses_with(operation.operands[0])
-        operation.erase()
-    for operation in list(module.body.operations):
-        if operation.operation.name != "func.func":
-            operation.operation.erase()
-            continue
-        for name in ("arg_attrs", "res_attrs"):
-            if name in operation.attributes:
-                del operation.attributes[name]
 
 
 def _main(module: Any) -> Any:
@@ -302,6 +284,7 @@ __all__ = [
     "NotFinite",
     "Tensor",
     "bind",
+    "coordination_client",
     "evaluating",
     "for_other_devices",
     "jit",
