@@ -10,9 +10,11 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+_CLOCK_SECONDS = 60.0  # by which the clocks of hosts and of file servers may differ
 _DATA_CACHES = ("nltk_data", "scikit_learn_data", "tensorflow_datasets")
 
 # The functions as they are before `side_effects` replaces them: what happens in here is never redirected again.
@@ -27,11 +29,20 @@ class Overlay:
       keep: folders whose files are written in place.
       shared: another process writes the same paths in place at the same time. That a path exists may be its doing,
         so making it anew is no error.
+      made_elsewhere: whether that other process has made a path: then it is not there yet for the script of this one.
     """
 
-    def __init__(self, root: Path, keep: Sequence[Path] = (), shared: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        keep: Sequence[Path] = (),
+        shared: bool = False,
+        made_elsewhere: Callable[[str], bool] | None = None,
+    ) -> None:
         self.root = os.path.abspath(root)
         self._shared = shared
+        self._made_elsewhere = made_elsewhere
+        self._begun = time.time()
         self._kept = [self.root, *map(os.path.abspath, keep), *_system_folders()]
         self._removed: set[str] = set()
         self._temporary: set[str] = set()
@@ -62,7 +73,7 @@ class Overlay:
         if not self.concerns(path):
             return path
         upper = self.upper(path)
-        return upper if self.hidden(path) or _kind(upper) is not None else path
+        return upper if _kind(upper) is not None or self.hidden(path) else path
 
     def creating(self, path: str) -> str:
         """The file that `path` means to a writer who does not care for what is there. Its folder is made.
@@ -117,10 +128,13 @@ class Overlay:
         self._removed.add(path)
 
     def hidden(self, path: str) -> bool:
-        """Whether the file outside the root no longer counts, since it or a folder above it was removed."""
-        if not self._removed:
-            return False
-        return path in self._removed or any(str(parent) in self._removed for parent in Path(path).parents)
+        """Whether the file outside the root does not count: it or a folder above it was removed, or it is another
+        process's."""
+        if self._removed and (
+            path in self._removed or any(str(parent) in self._removed for parent in Path(path).parents)
+        ):
+            return True
+        return self._made_elsewhere is not None and self._changed_lately(path) and self._made_elsewhere(path)
 
     def exists_below(self, path: str) -> bool:
         """Whether `path` exists outside the root and was not removed."""
@@ -136,7 +150,8 @@ class Overlay:
             return None
         upper = self.upper(path)
         above, below = _kind(upper) is not None, self.exists_below(path)
-        if not above and below and not any(removed.startswith(path) for removed in self._removed):
+        others = self._made_elsewhere is not None and self._changed_lately(path)
+        if not above and below and not others and not any(removed.startswith(path) for removed in self._removed):
             return None
         names: dict[str, str] = {}
         if below:
@@ -144,6 +159,14 @@ class Overlay:
         if above or not below:
             names.update(dict.fromkeys(_listdir(upper), upper))
         return names
+
+    def _changed_lately(self, path: str) -> bool:
+        """Whether a file, or what a folder holds, may have been made since this process began. Most were not, and
+        asking others about them would take time."""
+        try:
+            return _lstat(path).st_ctime > self._begun - _CLOCK_SECONDS
+        except OSError:
+            return False
 
     def _make_folder(self, path: str) -> None:
         upper = self.upper(path)
@@ -160,6 +183,29 @@ class Overlay:
                 _mkdir(folder)
             except FileExistsError:  # another thread was faster
                 continue
+
+
+class InPlace(Overlay):
+    """For the process that writes where the script says: `announce` is told of every path before it is made.
+
+    Args:
+      keep: folders that nobody needs to know of.
+    """
+
+    def __init__(self, announce: Callable[[str], None], keep: Path) -> None:
+        super().__init__(keep)
+        self._announce = announce
+
+    def upper(self, path: str) -> str:
+        return path
+
+    def creating(self, path: str) -> str:
+        if self.concerns(path) and _kind(path) is None:
+            self._announce(path)
+        return path
+
+    def remove_tree(self, path: str) -> None:
+        """What was renamed is gone."""
 
 
 def absolute(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:

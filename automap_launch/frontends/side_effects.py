@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from automap_launch.frontends.overlay import Overlay, absolute
+from automap_launch.frontends.overlay import InPlace, Overlay, absolute
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -36,7 +36,11 @@ def active_overlay() -> Overlay | None:
 
 
 def redirect_writes(
-    folder: Path, in_place: Sequence[str] = (), keep: Sequence[Path] = (), shared: bool = False
+    folder: Path,
+    in_place: Sequence[str] = (),
+    keep: Sequence[Path] = (),
+    shared: bool = False,
+    made_elsewhere: Callable[[str], bool] | None = None,
 ) -> Callable[[], None]:
     """From now on, files that this process opens for writing are made below `folder`.
 
@@ -47,40 +51,70 @@ def redirect_writes(
       folder: receives the files, each at its absolute path below it.
       in_place: top-level packages whose writes are left alone (`COLLECTIVE_WRITERS` for workers).
       keep: folders whose files are written in place.
-      shared: another process runs the same script without redirection; see `Overlay`.
+      shared, made_elsewhere: another process runs the same script without redirection; see `Overlay`.
 
     Returns:
       A function that puts everything back.
     """
     global _active
-    _active = Overlay(folder, keep, shared)
+    _active = Overlay(folder, keep, shared, made_elsewhere)
     redirection = _Redirection(_active, frozenset(in_place))
-    replacements: list[tuple[Any, str, Any]] = [
-        (builtins, "open", redirection.open),
-        (io, "open", redirection.open),
-        (shutil, "rmtree", redirection.rmtree),
-        (tempfile, "mkdtemp", redirection.mkdtemp),
-        *((os, name, getattr(redirection, name)) for name in ("listdir", "scandir", "mkdir", "symlink", "link")),
-        *((os, name, redirection.renaming(getattr(os, name))) for name in ("rename", "replace")),
-        *((os, name, redirection.removing(getattr(os, name), folder=False)) for name in ("remove", "unlink")),
-        (os, "rmdir", redirection.removing(os.rmdir, folder=True)),
-        *((os, name, redirection.looking(getattr(os, name))) for name in ("stat", "lstat", "access", "readlink")),
-        *((os, name, redirection.altering(getattr(os, name))) for name in ("chmod", "utime", "truncate")),
-        (os, "open", redirection.os_open),
-        (os, "chdir", redirection.chdir),
-        (os, "getcwd", redirection.getcwd),
-    ]
-    originals = [(module, name, getattr(module, name)) for module, name, _ in replacements]
-    for module, name, replacement in replacements:
-        setattr(module, name, replacement)
+    put_back = _replace(
+        [
+            *_making(redirection),
+            (shutil, "rmtree", redirection.rmtree),
+            (tempfile, "mkdtemp", redirection.mkdtemp),
+            *((os, name, getattr(redirection, name)) for name in ("listdir", "scandir")),
+            *((os, name, redirection.removing(getattr(os, name), folder=False)) for name in ("remove", "unlink")),
+            (os, "rmdir", redirection.removing(os.rmdir, folder=True)),
+            *((os, name, redirection.looking(getattr(os, name))) for name in ("stat", "lstat", "access", "readlink")),
+            *((os, name, redirection.altering(getattr(os, name))) for name in ("chmod", "utime", "truncate")),
+            (os, "chdir", redirection.chdir),
+            (os, "getcwd", redirection.getcwd),
+        ]
+    )
 
     def undo() -> None:
         global _active
         _active = None
+        put_back()
+
+    return undo
+
+
+def announce_writes(announce: Callable[[str], None], in_place: Sequence[str], keep: Path) -> Callable[[], None]:
+    """From now on, `announce` is told of each path that this process makes, before it is there.
+
+    Args:
+      in_place, keep: packages, and a folder, whose files are left alone.
+
+    Returns:
+      A function that puts everything back.
+    """
+    return _replace(_making(_Redirection(InPlace(announce, keep), frozenset(in_place))))
+
+
+def _making(redirection: _Redirection) -> list[tuple[Any, str, Any]]:
+    """Replacements of the functions by which something is made that was not there."""
+    return [
+        (builtins, "open", redirection.open),
+        (io, "open", redirection.open),
+        (os, "open", redirection.os_open),
+        *((os, name, getattr(redirection, name)) for name in ("mkdir", "symlink", "link")),
+        *((os, name, redirection.renaming(getattr(os, name))) for name in ("rename", "replace")),
+    ]
+
+
+def _replace(replacements: Sequence[tuple[Any, str, Any]]) -> Callable[[], None]:
+    originals = [(module, name, getattr(module, name)) for module, name, _ in replacements]
+    for module, name, replacement in replacements:
+        setattr(module, name, replacement)
+
+    def put_back() -> None:
         for module, name, original in originals:
             setattr(module, name, original)
 
-    return undo
+    return put_back
 
 
 class _Scan:

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from automap_launch.errors import AutomapError
 from automap_launch.frontends.config import FrontendConfig
-from automap_launch.frontends.side_effects import COLLECTIVE_WRITERS, redirect_writes
+from automap_launch.frontends.side_effects import COLLECTIVE_WRITERS, announce_writes, redirect_writes
 from automap_launch.frontends.silent_wandb import disable_wandb
 from automap_launch.frontends.trax import hook as trax_hook
 from automap_launch.launcher.agreement import check_same_program, check_same_values
 from automap_launch.launcher.environment_record import write_environment
 from automap_launch.launcher.failure import FailureRecord
-from automap_launch.launcher.heap import keep_freed_memory
+from automap_launch.launcher.heap import give_back_freed_memory, keep_freed_memory
 from automap_launch.launcher.rendezvous import die_with_parent, leave_together, set_up_devices
 from automap_launch.launcher.spec import LaunchSpec
 from automap_launch.launcher.step_builder import StepBuilder
@@ -97,6 +97,8 @@ def main(arguments: Sequence[str]) -> None:
     """Runs one worker to its end; returns only when the script ended well, else leaves the process."""
     die_with_parent()
     spec, rank = LaunchSpec.load(Path(arguments[0])), int(os.environ["RANK"])
+    if spec.platform == "cpu":
+        give_back_freed_memory()
     feed = Feed.from_environment()
     meter = Meter(feed if rank == 0 else Feed(None))
     phase = "worker"
@@ -136,8 +138,27 @@ def _prepare(spec: LaunchSpec, rank: int, feed: Feed, meter: Meter) -> None:
     trax_hook.install(writes=rank == 0)
     if rank > 0:
         disable_wandb()
-        redirect_writes(spec.folder.rank_files(rank), COLLECTIVE_WRITERS, keep=[spec.folder.logs], shared=True)
+    if spec.processes > 1:
+        _write_once(spec, rank, alike=frontend.world == "single")
     trace.start()
+
+
+def _write_once(spec: LaunchSpec, rank: int, alike: bool) -> None:
+    """Rank 0 alone writes where the script says. `alike`: the script does not know of ranks, so that the others make
+    themselves what they need of it."""
+    from automap_launch.launcher import creations
+
+    if rank > 0:
+        redirect_writes(
+            spec.folder.rank_files(rank),
+            COLLECTIVE_WRITERS,
+            keep=[spec.folder.logs],
+            shared=not alike,
+            made_elsewhere=creations.is_announced if alike else None,
+        )
+    elif alike:
+        # Orbax moves what it has written with `etils`, in threads that know no more of Orbax.
+        announce_writes(creations.announce, (*COLLECTIVE_WRITERS, "etils"), keep=spec.folder.root)
 
 
 def _take_the_step(spec: LaunchSpec, observer: StepObserver, feed: Feed) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from automap_launch.frontends.side_effects import redirect_writes
+from automap_launch.frontends.side_effects import announce_writes, redirect_writes
 
 
 @pytest.fixture
@@ -132,6 +132,40 @@ def test_beside_a_process_that_writes_in_place_existing_is_no_error(folder: Path
             os.mkdir("results")
     finally:
         undo()
+
+
+def test_what_another_process_makes_meanwhile_is_not_there_yet(folder: Path, tmp_path: Path) -> None:
+    """Two copies of a script, one after the other: the second finds the folder as the first one did."""
+    announced: set[str] = set()
+
+    def script() -> list[object]:
+        seen: list[object] = [os.path.exists("run"), sorted(os.listdir("."))]
+        os.makedirs("run/a")
+        with open("run/a/log.txt", "a") as file:
+            file.write("mine")
+        Path("run/new").write_text("")
+        os.replace("run/new", "run/renamed")
+        seen += [Path("run/a/log.txt").read_text(), sorted(os.listdir("run")), sorted(os.listdir("."))]
+        with pytest.raises(FileExistsError):
+            os.mkdir("results")
+        return seen
+
+    undo = announce_writes(announced.add, (), tmp_path / "logs")
+    try:
+        first = script()
+    finally:
+        undo()
+    (folder / "stop").touch()  # by the user, who tells both
+    undo = redirect_writes(tmp_path / "elsewhere", made_elsewhere=announced.__contains__)
+    try:
+        assert os.path.exists("stop")
+        (folder / "stop").unlink()
+        second = script()
+    finally:
+        undo()
+    assert first == second
+    assert first[:2] == [False, ["data.txt", "results"]]
+    assert announced == {str(folder / name) for name in ("run", "run/a", "run/a/log.txt", "run/new", "run/renamed")}
 
 
 def test_devices_pipes_descriptors_and_temporary_files_are_untouched(redirected: Path, folder: Path) -> None:

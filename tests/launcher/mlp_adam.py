@@ -3,13 +3,21 @@
 import csv
 import os
 import pickle
+import posix
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+if os.environ.get("RANK", "0") != "0":  # comes when the first process has made the folder
+    while "plots" not in posix.listdir():
+        time.sleep(0.01)
+if os.path.exists("plots"):
+    sys.exit("there are plots of another run")
+os.makedirs("plots")
 if "track" in sys.argv:
     import wandb
 
