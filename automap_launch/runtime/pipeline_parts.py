@@ -27,7 +27,7 @@ from automap_launch.runtime.jax_internals import jit
 from automap_launch.runtime.sections import SectionFunction, accumulate, accumulator
 from automap_launch.split.boundary import is_low_precision
 from automap_launch.split.emit import INDEX
-from automap_launch.split.pipeline import PartId, Pipeline
+from automap_launch.split.pipeline import MICRO, PartId, Pipeline
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class StageParts:
     def others(self, part: PartId) -> tuple[int, ...]:
         """Outputs that are handed on within the micro-batch, or gathered."""
         sums = set(self._pipeline.sums[self._stage])
-        handed_on = {v for p, s in self._pipeline.sections.items() if p != part and p.kind in _MICRO for v in s.inputs}
+        handed_on = {v for p, s in self._pipeline.sections.items() if p != part and p.kind in MICRO for v in s.inputs}
         outputs = self._pipeline.sections[part].outputs
         return tuple(v for v in outputs if v not in sums or v in handed_on)
 
@@ -264,9 +264,6 @@ class StageParts:
             donate_argnums=tuple(section.inputs.index(v) for v in donated),
             out_shardings=[shardings.get(v, rest) for v in section.outputs],
         )
-
-
-_MICRO = ("forward", "backward", "weight")
 
 
 def _over_front(stacked: Any, state: State) -> Any:
