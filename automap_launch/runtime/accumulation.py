@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from automap_launch.plan.sharding import DATA
-from automap_launch.runtime.blocks import blocks_of, over_data, piece_of, together
+from automap_launch.runtime.pieces import blocks_of, over_data, piece_of, together
 from automap_launch.runtime.sections import (
     SectionFunction,
     accumulate,

@@ -21,9 +21,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from automap_launch.plan.layout import Spec
 from automap_launch.plan.sharding import DATA
 from automap_launch.program.batch_analysis import State
-from automap_launch.runtime.blocks import blocks_of, over_data, piece_of
 from automap_launch.runtime.compile_once import CompileOnce
 from automap_launch.runtime.jax_internals import jit
+from automap_launch.runtime.pieces import blocks_of, over_data, piece_of
 from automap_launch.runtime.sections import SectionFunction, accumulate, accumulator
 from automap_launch.split.boundary import is_low_precision
 from automap_launch.split.emit import INDEX
