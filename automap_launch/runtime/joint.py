@@ -145,9 +145,9 @@ class JointMesh:
         spec = tuple(array.sharding.spec) if array.ndim else ()
         lead = spec[0] if spec else None
         first = STAGE if lead is None else (STAGE, *((lead,) if isinstance(lead, str) else lead))
-        shape = (array.shape[0], *array.shape[1:]) if array.ndim else (1,)
+        of_stage = array.shape or (1,)
+        shape = (of_stage[0] * len(self._stages), *of_stage[1:])
         whole = NamedSharding(self.mesh, PartitionSpec(first, *spec[1:]))
-        shape = (shape[0] * len(self._stages), *shape[1:])
         own = {shard.device: shard.data for shard in array.addressable_shards}
         size = whole.shard_shape(shape)
         parts = [

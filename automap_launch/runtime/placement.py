@@ -98,5 +98,6 @@ def _place_key(leaf: jax.Array, sharding: NamedSharding, dtype: str) -> jax.Arra
 
 @functools.lru_cache(maxsize=1024)
 def reshard(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    """What moves an array on the devices of `sharding` into it; a collective where they span processes."""
     moved: Callable[[jax.Array], jax.Array] = jit(lambda x: x, out_shardings=sharding)
     return moved
