@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,6 +97,7 @@ class PipelineExecutable:
         self.order = _order(pipeline, schedule, micro_batches)
         self.tasks = merged(self.order, _edges(pipeline), _rough_seconds)
         self._sum_specs = _sum_specs(pipeline, layout)
+        self._total_specs = _total_specs(pipeline, layout, self._sum_specs) if replicas > 1 else self._sum_specs
         self._layer_specs = {v: layout.compute[self._argument_of[stack]] for v, stack in pipeline.layers.items()}
         self.messages = {task: self._message(task, replicas) for task in self.tasks if task.kind == "send"}
         work = Work(
@@ -106,6 +107,7 @@ class PipelineExecutable:
             layout=layout,
             shardings=self.shardings,
             sum_specs=self._sum_specs,
+            total_specs=self._total_specs,
             layer_specs=self._layer_specs,
             out=self._out(replicas),
             micro_batches=micro_batches,
@@ -249,7 +251,7 @@ class PipelineExecutable:
             return self._layer_specs[value]
         index = self._argument_of.get(value)
         if index is None:
-            return self._sum_specs.get(value, ())
+            return self._total_specs.get(value, ())
         same = self.pipeline.graph.shape(value) == self.arguments[index].shape
         return self.layout.compute[index] if same else ()  # a PRNG key's words are whole
 
@@ -264,7 +266,7 @@ class PipelineExecutable:
             if result.replaces is not None and graph.shape(v) == graph.shape(graph.arguments[result.replaces]):
                 found[v] = self.shardings[result.replaces]
             elif maker.kind == "reduce":
-                found.setdefault(v, NamedSharding(mesh, PartitionSpec(*self._sum_specs.get(v, ()))))
+                found.setdefault(v, NamedSharding(mesh, PartitionSpec(*self._total_specs.get(v, ()))))
             else:
                 found.setdefault(v, NamedSharding(mesh, PartitionSpec()))
         return found
@@ -306,3 +308,15 @@ def _sum_specs(pipeline: Pipeline, layout: Layout) -> dict[int, Spec]:
     """How sums over micro-batches are sharded within a stage: the gradient of a parameter like the parameter."""
     index = {v: i for i, v in enumerate(pipeline.graph.arguments)}
     return {total: layout.compute[index[argument]] for total, argument in pipeline.like.items()}
+
+
+def _total_specs(pipeline: Pipeline, layout: Layout, sums: Mapping[int, Spec]) -> dict[int, Spec]:
+    """How they are sharded once they are reduced over the data axis: as the state of their shape is stored, which is
+    all that the update needs of them (ZeRO)."""
+    stored: dict[tuple[tuple[int, ...], Spec], Spec] = {}
+    for i, v in enumerate(pipeline.graph.arguments):
+        if v in pipeline.owner and DATA in layout.storage[i]:
+            inside = tuple(None if axis == DATA else axis for axis in layout.storage[i])
+            stored[pipeline.graph.shape(v), inside] = layout.storage[i]
+    shape = {total: pipeline.graph.shape(argument) for total, argument in pipeline.like.items()}
+    return {total: stored.get((shape[total], tuple(spec)), spec) for total, spec in sums.items()}

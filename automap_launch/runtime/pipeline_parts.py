@@ -64,7 +64,7 @@ class StageParts:
       pipeline: the step in parts. stage: which stage.
       mesh: its devices. replicas: into how many shares its data axis cuts the batch: its size, or 1 where the batch
         is whole on every device.
-      spec: how a sum over micro-batches is sharded besides.
+      spec: how a sum over micro-batches is sharded besides. total_spec: once it is reduced over the data axis.
       compile_once: of all stages.
     """
 
@@ -76,6 +76,7 @@ class StageParts:
         replicas: int,
         *,
         spec: Callable[[int], Spec],
+        total_spec: Callable[[int], Spec],
         compile_once: CompileOnce,
     ) -> None:
         self._pipeline = pipeline
@@ -84,6 +85,7 @@ class StageParts:
         self._mesh = mesh
         self._replicas = replicas
         self._spec = spec
+        self._total_spec = total_spec
         self._states = pipeline.analysis.states
         self._kinds = pipeline.graph.values
         self._count = pipeline.pieces // replicas
@@ -220,7 +222,7 @@ class StageParts:
         return self._jit(
             run,
             out_shardings=(
-                [self.sharding(*self._spec(v)) for v in values],
+                [self.sharding(*self._total_spec(v)) for v in values],
                 [self.sharding()] * len(gathered),
             ),
         )

@@ -26,7 +26,8 @@ class Work:
 
     Attributes:
       pipeline: the step in parts. arguments, results: of the step. layout: within a stage.
-      shardings: of the state, by argument index. sum_specs: of sums over micro-batches, within a stage.
+      shardings: of the state, by argument index. sum_specs: of sums over micro-batches, within a stage; total_specs: of
+        the same once they are reduced over the data axis.
       layer_specs: of layers of stacked state that one stage lends another, within a stage.
       out: shardings of what the step returns, by value id.
       micro_batches: a step. replicas: into how many shares the batch is cut within a stage.
@@ -40,6 +41,7 @@ class Work:
     layout: Layout
     shardings: Mapping[int, NamedSharding]
     sum_specs: Mapping[int, Spec]
+    total_specs: Mapping[int, Spec]
     layer_specs: Mapping[int, Spec]
     out: Mapping[int, NamedSharding]
     micro_batches: int
@@ -79,6 +81,7 @@ class Stage:
             mesh,
             work.replicas,
             spec=lambda v: work.sum_specs.get(v, ()),
+            total_spec=lambda v: work.total_specs.get(v, ()),
             compile_once=work.compile_once,
         )
         self._own = {part: section for part, section in pipeline.sections.items() if part.stage == number}

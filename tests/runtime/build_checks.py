@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from automap_launch.runtime.build import Execution, build_executable, divide
 from automap_launch.runtime.executable import Executable
 from automap_launch.runtime.pipeline import PipelineExecutable
 from automap_launch.runtime.stacks import StackedPipeline
+from automap_launch.runtime.stage import Stage
 from tests.plan.programs import cluster
 from tests.runtime import captured_by_hand, device_checks
 from tests.runtime.accumulation_checks import compare, sharded, train
@@ -139,7 +141,14 @@ def check_layers_that_run_elsewhere_are_held_sent_and_predicted() -> None:
     """Six layers as 1, 2, 2 and 1 on four stages, which lie in chunks of two on three of them; as 3 and 3, which lie
     where they run; five layers on two stages, which lie on the first; and one layer a stage, sharded over two devices.
     What each device holds after a step, and what its stage is sent of other stages' layers, is what the plan's costs
-    say."""
+    say. Reduced gradients are sharded as that state is."""
+    reduced: list[Any] = []
+    run_reduce = Stage._run_reduce
+
+    def recorded(stage: Stage) -> None:
+        run_reduce(stage)
+        reduced.extend(stage.values[v] for v in stage._pipeline.sums[stage._number])
+
     for layers, decision in (
         (6, Decision(2, 1, micro_batches=4, cuts=(1, 3, 5), schedule="1f1b")),
         (6, Decision(1, 1, micro_batches=4, cuts=(3,), schedule="gpipe")),
@@ -154,8 +163,15 @@ def check_layers_that_run_elsewhere_are_held_sent_and_predicted() -> None:
         execution = Execution(decision.stages, decision.micro_batches, decision.schedule, blocks=blocks)
         devices = jax.devices()[: decision.devices]
         executable = build_executable(step, derive_layout(program, decision), execution, devices=devices)
-        report = compare(model, train(model, captured, executable))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Stage, "_run_reduce", recorded)
+            report = compare(model, train(model, captured, executable))
         assert report.equal, f"{cuts}: {report}"
+        large = [x for x in reduced if x.size > 1]
+        assert len(large) >= 2 * layers
+        parts = decision.data if decision.storage == "state" else 1
+        assert all(shard.data.size * parts == x.size for x in large for shard in x.addressable_shards)
+        reduced.clear()
 
         costs = CostModel(program, cluster())
         predicted = costs.stages(decision)
@@ -180,6 +196,22 @@ def check_layers_that_run_elsewhere_are_held_sent_and_predicted() -> None:
         else:
             np.testing.assert_allclose(seconds, [lending.before[0], lending.after[0]])
             assert seconds.any()
+
+
+def check_the_update_works_on_shards_of_what_is_stored_sharded() -> None:
+    """Adam's square roots are those of one device's eighth; a parameter that is stored or made so is gathered once."""
+    model = mlp(layers=3, width=64, inputs=64)
+    step = captured_by_hand.step_of(model.capture(donated=True))
+    program = analyse(step)
+    gathered = {}
+    for storage, size in (("none", 64 * 64), ("optimizer", 8 * 64), ("state", 8 * 64)):
+        layout = derive_layout(program, Decision(8, 1, storage=storage))  # type: ignore[arg-type]
+        compiled = build_executable(step, layout, Execution()).lower().compile().as_text()
+        shapes = re.findall(r"f32\[(.*)\]\S* sqrt\(", compiled)
+        assert max(np.prod([int(n) for n in shape.split(",") if n]) for shape in shapes) == size
+        gathered[storage] = len(re.findall(r" all-gather\(", compiled))
+    # A bias of five stays whole; joined gathers are fewer.
+    assert all(0 < gathered[storage] - gathered["none"] <= 5 for storage in ("optimizer", "state")), gathered
 
 
 def check_a_last_batch_of_one_example_runs_whole_or_is_refused_with_what_helps() -> None:
