@@ -38,10 +38,11 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax import lax  # noqa: E402
 
+from automap_launch.plan.execution import Execution  # noqa: E402
 from automap_launch.plan.layout import Layout  # noqa: E402
 from automap_launch.program.batch_analysis import State  # noqa: E402
 from automap_launch.runtime.accumulation import AccumulatedStep  # noqa: E402
-from automap_launch.runtime.build import Execution, build_executable  # noqa: E402
+from automap_launch.runtime.build import build_executable  # noqa: E402
 from automap_launch.runtime.executable import Executable  # noqa: E402
 from automap_launch.runtime.mesh import make_mesh  # noqa: E402
 from automap_launch.runtime.pipeline import PipelineExecutable  # noqa: E402

@@ -18,10 +18,11 @@ from automap_launch.errors import PlanError
 from automap_launch.plan.baselines import inner_groups, stream_group
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.derive import derive_layout
+from automap_launch.plan.execution import Execution
 from automap_launch.program.analyse import analyse
 from automap_launch.program.program import Program
 from automap_launch.runtime import accumulation, pipeline_parts, sections
-from automap_launch.runtime.build import Execution, build_executable
+from automap_launch.runtime.build import build_executable
 from tests import equality
 from tests.runtime.captured_by_hand import step_of
 from tests.split.models import Model, flat_run

@@ -39,8 +39,6 @@ _NO_BATCH = (
     "drop_last=True), or pin search.pin.stages=1"
 )
 
-__all__ = ["Execution", "build_executable", "divide"]
-
 
 def build_executable(
     step: TrainStep,

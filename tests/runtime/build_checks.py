@@ -17,8 +17,9 @@ from automap_launch.plan.build import spans_of
 from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.derive import derive_layout
+from automap_launch.plan.execution import Execution
 from automap_launch.program.analyse import analyse
-from automap_launch.runtime.build import Execution, build_executable, divide
+from automap_launch.runtime.build import build_executable, divide
 from automap_launch.runtime.executable import Executable
 from automap_launch.runtime.pipeline import PipelineExecutable
 from automap_launch.runtime.stacks import StackedPipeline

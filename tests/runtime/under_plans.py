@@ -17,11 +17,12 @@ from automap_launch.frontends import jax_internals
 from automap_launch.frontends.source_lines import source_of
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.derive import derive_layout
+from automap_launch.plan.execution import Execution
 from automap_launch.plan.sharding import shardable_groups
 from automap_launch.program.analyse import analyse
 from automap_launch.program.divide import why_undivided
 from automap_launch.program.program import Program
-from automap_launch.runtime.build import Execution, build_executable
+from automap_launch.runtime.build import build_executable
 from automap_launch.train_step import TrainStep
 from tests.equality import F32_TOLERANCE
 from tests.program.adversarial import Case, step_of
