@@ -7,8 +7,10 @@
     python tools/startup_memory.py --width 1024             # less state; not for the document
 
 The measure is the peak of a process's resident memory over start-up and two steps, less that of the same script at
-tiny size, as a multiple of the device's share of the state. The limit is 1.2. The control is the same script without
-us, which holds all of the state on one device: it must fail. Needs as much memory as the state, twice.
+tiny size, as a multiple of the device's share of the state: the bytes that it holds after those steps, which is not
+the same for all where layers do not divide into stages. The limit is 1.2. The control is the same script without us,
+which holds all of the state on one device, as a multiple of a mean share: it must fail. Needs as much memory as the
+state, twice.
 
 Runs at full size are kept in `outputs/startup_memory/results.json`, and `docs/startup_memory.md` is written from them.
 """
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +50,7 @@ def main() -> int:
     print(json.dumps(row, indent=1))
     if row["state"] >= PROCESSES * GIB:
         rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        rows[f"{' '.join(given.pins)}, {given.made}, {given.width}"] = row
+        rows[f"{' '.join(given.pins)}, {given.made}, {given.layers} of {given.width}"] = row
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_text(json.dumps(rows, indent=1))
         DOCUMENT.write_text(document(list(rows.values())))
@@ -55,27 +58,29 @@ def main() -> int:
 
 
 def measured(width: int, layers: int, made: str, pins: Sequence[str]) -> dict[str, Any]:
-    """Bytes of the state, and peaks over those at tiny size: of each rank, and of the script by itself."""
+    """Bytes of the state, in all and on each rank, and peaks over those at tiny size: of each rank, and of the script
+    by itself."""
     with tempfile.TemporaryDirectory() as folder:
         full, tiny = [str(width), str(layers), made], [str(TINY), str(layers), made]
-        state, launched = launched_peaks(full, pins, Path(folder) / "full")
-        _, before = launched_peaks(tiny, pins, Path(folder) / "tiny")
-        _, alone = alone_peak(full)
-        _, alone_before = alone_peak(tiny)
+        launched = launched_peaks(full, pins, Path(folder) / "full")
+        before = launched_peaks(tiny, pins, Path(folder) / "tiny")
+        control = alone_peak(full).peak - alone_peak(tiny).peak
     return {
         "pins": list(pins),
         "made": made,
         "array": 4 * width**2,
-        "state": state,
-        "ranks": [peak - base for peak, base in zip(launched, before, strict=True)],
-        "control": alone - alone_before,
+        "layers": layers,
+        "state": launched[0].state,
+        "held": [rank.held for rank in launched],
+        "ranks": [rank.peak - base.peak for rank, base in zip(launched, before, strict=True)],
+        "control": control,
     }
 
 
 def shares(row: dict[str, Any]) -> tuple[list[float], float]:
-    """Peaks of the ranks and of the control as multiples of a device's share."""
-    share = row["state"] / PROCESSES
-    return [peak / share for peak in row["ranks"]], row["control"] / share
+    """Peaks of the ranks as multiples of what each holds, and of the control as one of a mean share."""
+    ranks = [peak / held for peak, held in zip(row["ranks"], row["held"], strict=True)]
+    return ranks, row["control"] * PROCESSES / row["state"]
 
 
 def holds(row: dict[str, Any]) -> bool:
@@ -83,8 +88,17 @@ def holds(row: dict[str, Any]) -> bool:
     return max(ranks) <= LIMIT < control
 
 
-def launched_peaks(arguments: Sequence[str], pins: Sequence[str], folder: Path) -> tuple[int, list[int]]:
-    """Bytes of the state, and of each rank's peak."""
+@dataclass(frozen=True)
+class Printed:
+    """What the script prints, in bytes: its whole state, what the process holds of it, the process's peak."""
+
+    state: int
+    held: int
+    peak: int
+
+
+def launched_peaks(arguments: Sequence[str], pins: Sequence[str], folder: Path) -> list[Printed]:
+    """What each rank prints."""
     overrides = [
         "cluster=local",
         f"cluster.devices={PROCESSES}",
@@ -96,23 +110,22 @@ def launched_peaks(arguments: Sequence[str], pins: Sequence[str], folder: Path) 
     ]
     command = [sys.executable, "-m", "automap_launch", *overrides, "--", str(SCRIPT), *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    found = [read(path.read_text()) for path in sorted((folder / "logs").glob("rank_?.log"))]
-    return found[0][0], [peak for _, peak in found]
+    return [read(path.read_text()) for path in sorted((folder / "logs").glob("rank_?.log"))]
 
 
-def alone_peak(arguments: Sequence[str]) -> tuple[int, int]:
+def alone_peak(arguments: Sequence[str]) -> Printed:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, str(SCRIPT), *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return read(done.stdout)
 
 
-def read(output: str) -> tuple[int, int]:
-    """Bytes of the state, and the peak, from what the script prints."""
-    found = re.search(r"state (\d+) peak (\d+)", output)
+def read(output: str) -> Printed:
+    """From the script's output."""
+    found = re.search(r"state (\d+) held (\d+) peak (\d+)", output)
     if found is None:
         raise ValueError(f"the script printed no peak: {output[-500:]}")
-    return int(found[1]), int(found[2])
+    return Printed(*map(int, found.groups()))
 
 
 HEADER = """\
@@ -123,12 +136,13 @@ what is large is recorded instead of evaluated (`frontends/deferred.py`), and re
 the plan's shardings.
 
 Four processes of one CPU device each. The figures are peaks of a process's resident memory over start-up and two
-steps, less that of the same script at tiny size, as multiples of the device's share of the state. The limit is {limit}.
-The control is the script by itself on one device, which must be above it. Gradients are in the figures: a ninth of the
-state here, which is parameters, Adam's moments and six averages.
+steps, less that of the same script at tiny size, as multiples of the device's own share of the state: the bytes that it
+holds after those steps. Shares differ where layers do not divide into stages. The limit is {limit}. The control is the
+script by itself on one device, as a multiple of a mean share; it must be above the limit. Gradients are in the figures:
+a ninth of the state here, which is parameters, Adam's moments and six averages.
 
-| plan | state made by | arrays of | state a device | ranks | control | |
-|---|---|---|---|---|---|---|
+| plan | state made by | layers | arrays of | shares of the state, GiB | ranks | control | |
+|---|---|---|---|---|---|---|---|
 """
 
 
@@ -140,8 +154,9 @@ def document(rows: Sequence[dict[str, Any]]) -> str:
         plan = ", ".join(pin.removeprefix("search.pin.") for pin in row["pins"])
         found = ", ".join(f"{value:.2f}" for value in ranks)
         verdict = "holds" if holds(row) else "does not hold"
-        array, share = f"{row['array'] / 2**20:.0f} MiB", f"{row['state'] / PROCESSES / GIB:.2f} GiB"
-        lines.append(f"| {plan} | {row['made']} code | {array} | {share} | {found} | {control:.2f} | {verdict} |\n")
+        array, own = f"{row['array'] / 2**20:.0f} MiB", ", ".join(f"{held / GIB:.2f}" for held in row["held"])
+        cells = (plan, f"{row['made']} code", row["layers"], array, own, found, f"{control:.2f}", verdict)
+        lines.append(f"| {' | '.join(map(str, cells))} |\n")
     return "".join(lines)
 
 

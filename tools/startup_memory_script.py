@@ -1,7 +1,7 @@
 """A training script with much state: parameters, Adam's moments and averages of the parameters over several spans.
 
 `startup_memory_script.py WIDTH LAYERS eager|jitted`: how it makes its state. Run by `startup_memory.py`; prints the
-bytes of its state, and the peak of its resident memory after two steps.
+bytes of its state, those that this process's devices hold of it after two steps, and the peak of its resident memory.
 """
 
 import functools
@@ -55,4 +55,5 @@ jax.block_until_ready(state)
 # Not ru_maxrss: a process starts with that of the one which made it.
 peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
 assert peak is not None
-print("state", size, "peak", int(peak[1]) * 1024, flush=True)
+held = sum(shard.data.nbytes for leaf in jax.tree.leaves(state) for shard in leaf.addressable_shards)
+print("state", size, "held", held, "peak", int(peak[1]) * 1024, flush=True)
