@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> None:
     """Runs one worker to its end; returns only when the script ended well, else leaves the process."""
     die_with_parent()
     spec, rank = LaunchSpec.load(Path(arguments[0])), int(os.environ["RANK"])
-    if spec.platform == "cpu":
+    if spec.platform == "cpu" and not spec.rivals:  # steps of a trial would be timed with memory that is always new
         give_back_freed_memory()
     feed = Feed.from_environment()
     meter = Meter(feed if rank == 0 else Feed(None))
