@@ -6,7 +6,7 @@ import pytest
 
 from tests.equality import F32_TOLERANCE
 from tests.program.adversarial import CASES
-from tests.runtime.under_plans import outcomes, two_examples_less
+from tests.runtime.under_plans import half_lost, outcomes
 
 BY_NAME = {case.name: case for case in CASES}
 CHOSEN = (
@@ -28,5 +28,5 @@ def test_exact_or_refused_under_every_plan(name: str) -> None:
     assert found["accumulation"].is_equal == (BY_NAME[name].refused is None), found
 
 
-def test_the_comparison_would_notice_lost_examples() -> None:
-    assert two_examples_less(BY_NAME["mean_of_losses"]) > 100 * F32_TOLERANCE
+def test_the_comparison_would_notice_a_lost_half() -> None:
+    assert half_lost(BY_NAME["mean_of_losses"]) > 100 * F32_TOLERANCE

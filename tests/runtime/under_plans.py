@@ -72,11 +72,13 @@ def outcomes(case: Case) -> dict[str, Outcome]:
     return found
 
 
-def two_examples_less(case: Case) -> float:
-    """By how much the plain step's results differ when the last two examples are not there but the first two twice:
-    an error of that size in a plan is one that `outcomes` must see."""
-    return largest_difference(
-        plain_results(replace(case, batch=_without_the_last_two(case.batch))), plain_results(case)
+def half_lost(case: Case) -> float:
+    """By how much the plain step's results differ when one half of the examples is there twice and the other is not,
+    whichever half it differs more by: an error of that size in a plan is one that `outcomes` must see."""
+    expected = plain_results(case)
+    halves = (range(B // 2), range(B // 2, B))
+    return max(
+        largest_difference(plain_results(replace(case, batch=_twice(case.batch, half))), expected) for half in halves
     )
 
 
@@ -102,8 +104,8 @@ def _decision(program: Program, data: int, model: int) -> Decision:
     return Decision(data if cuts_batch else 1, model, frozenset(sharded) if model > 1 else frozenset())
 
 
-def _without_the_last_two(batch: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(np.take(x, [*range(B - 2), 0, 1], axis=np.shape(x).index(B)) for x in batch)
+def _twice(batch: tuple[Any, ...], half: Sequence[int]) -> tuple[Any, ...]:
+    return tuple(np.take(x, [*half, *half], axis=np.shape(x).index(B)) for x in batch)
 
 
 def _difference(got: np.ndarray, wanted: np.ndarray) -> float:

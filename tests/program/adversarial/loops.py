@@ -68,7 +68,7 @@ def iterated_until_all_are_done(p, x, y):
 @loss_case()
 def iterated_a_fixed_number_of_times(p, x, y):
     """fori_loop that counts."""
-    h = lax.fori_loop(0, 3, lambda k, h: jnp.tanh(h + k), hidden(p, x))
+    h = lax.fori_loop(0, 3, lambda k, h: jnp.tanh(h + 0.1 * k), hidden(p, x))
     return jnp.mean(h @ p["w2"])
 
 

@@ -189,7 +189,7 @@ def batch_norm_by_one_product(p, moving, x, y):
         mean = h.mean(0)
         variance = (h * h).mean(0) - mean * mean
         scale = p["b1"] * lax.rsqrt(variance + 1e-3)
-        return jnp.mean(jnp.tanh(h * scale - mean * scale) @ p["w2"]), variance
+        return jnp.mean((jnp.tanh(h * scale - mean * scale) @ p["w2"]) ** 2), variance
 
     (value, variance), g = jax.value_and_grad(loss, has_aux=True)(p)
     return sgd(p, g), 0.9 * moving + 0.1 * variance, value
