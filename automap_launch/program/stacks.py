@@ -33,14 +33,15 @@ class Stack:
 
 
 def chunk_counts(stages: Sequence[Ints]) -> list[Ints]:
-    """Into how many equal chunks each stack is cut: as many as can be with each chunk's first layer on a stage of its
-    own, which then holds the chunk; as many for all stacks of one length.
+    """Into how many equal chunks each stack is cut: as many as can be with each chunk beginning on a stage of its own,
+    which then holds it; as many for all stacks of one length.
 
     With as many layers on each stage that is as many chunks as stages; six layers on four stages lie in chunks of two
     on three of them.
 
     Args:
-      stages: for each stack int64[plans, layers], the stage that runs each layer.
+      stages: for each stack int64[plans, layers], the stage that runs each layer: ascending, or descending where the
+        loop begins with the last layer.
 
     Returns:
       For each stack int64[plans].
@@ -50,21 +51,29 @@ def chunk_counts(stages: Sequence[Ints]) -> list[Ints]:
         alike = np.stack([own for own in stages if own.shape[1] == length])
         best = np.ones(alike.shape[1], np.int64)
         for count in (n for n in range(2, length + 1) if length % n == 0):
-            first = alike[:, :, :: length // count]
-            best[(first[..., 1:] > first[..., :-1]).all(axis=(0, 2))] = count
+            first = _chunks(alike, count).min(axis=-1)
+            ascending, descending = first[..., 1:] > first[..., :-1], first[..., 1:] < first[..., :-1]
+            best[(ascending.all(axis=2) | descending.all(axis=2)).all(axis=0)] = count
         counts[length] = best
     return [counts[own.shape[1]] for own in stages]
 
 
 def holders(stages: Ints, counts: Ints) -> Ints:
-    """int64[plans, layers]: the stage that holds each layer's state: that of the first layer of its chunk.
+    """int64[plans, layers]: the stage that holds each layer's state: the first of those that run layers of its chunk.
 
     Args:
       stages, counts: of one stack, as `chunk_counts` takes and returns them.
     """
-    layers = stages.shape[1]
-    width = layers // counts[:, None]
-    return np.take_along_axis(stages, np.arange(layers) // width * width, axis=1)
+    found = np.empty_like(stages)
+    for count in np.unique(counts).tolist():
+        own = _chunks(stages[counts == count], count)
+        found[counts == count] = np.broadcast_to(own.min(axis=-1, keepdims=True), own.shape).reshape(len(own), -1)
+    return found
+
+
+def _chunks(stages: Ints, count: int) -> Ints:
+    """int64[..., count, layers of a chunk]. Args: stages: int64[..., layers]."""
+    return stages.reshape(*stages.shape[:-1], count, -1)
 
 
 def stacks_of(program: Program) -> tuple[Stack, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from automap_launch.program import batch_analysis
 from automap_launch.program.batch_analysis import BatchAnalysis, IndivisibleError
@@ -133,9 +133,9 @@ def _chunked(step: SplitStep, results: tuple[Result, ...], counts: Mapping[int, 
 
 
 def _lie_apart(step: SplitStep, assignment: Assignment) -> list[bool]:
-    """For each argument of the captured step, whether its chunks lie on different stages, one after the other."""
+    """For each argument of the captured step, whether its chunks lie on different stages."""
     owners = [assignment.owner.get(v, 0) for v in step.line.graph.arguments]
-    return [all(owners[a] < owners[b] for a, b in pairwise(places)) for places in _places(step.chunks)]
+    return [len({owners[place] for place in places}) == len(places) for places in _places(step.chunks)]
 
 
 def _places(chunks: tuple[int, ...]) -> list[range]:

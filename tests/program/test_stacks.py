@@ -21,6 +21,8 @@ from tests.program.conftest import make_step
         ([0, 0, 0, 0, 1, 1], 1, [0, 0, 0, 0, 0, 0]),  # both halves begin on stage 0
         ([0, 0, 0, 1, 1], 1, [0, 0, 0, 0, 0]),
         ([0, 0, 2, 2, 5, 5], 3, [0, 0, 2, 2, 5, 5]),
+        ([1, 1, 1, 0, 0, 0], 2, [1, 1, 1, 0, 0, 0]),  # the loop begins with the last layer
+        ([2, 1, 1, 0, 0, 0], 2, [1, 1, 1, 0, 0, 0]),
     ],
 )
 def test_chunks_lie_on_the_stages_that_their_first_layers_run_on(stages, count, held_by):

@@ -140,9 +140,9 @@ def check_layers_that_do_not_divide_lie_in_chunks_on_some_stages() -> None:
 
 def check_layers_that_run_elsewhere_are_held_sent_and_predicted() -> None:
     """Six layers as 1, 2, 2 and 1 on four stages, which lie in chunks of two on three of them; as 3 and 3, which lie
-    where they run; five layers on two stages, which lie on the first; and one layer a stage, sharded over two devices.
-    What each device holds after a step, and what its stage is sent of other stages' layers, is what the plan's costs
-    say. Reduced gradients are sharded as that state is."""
+    where they run, from the last layer on; five layers on two stages, which lie on the first; and one layer a stage,
+    sharded over two devices. What each device holds after a step, and what its stage is sent of other stages' layers,
+    is what the plan's costs say. Reduced gradients are sharded as that state is."""
     reduced: list[Any] = []
     run_reduce = Stage._run_reduce
 
@@ -150,13 +150,13 @@ def check_layers_that_run_elsewhere_are_held_sent_and_predicted() -> None:
         run_reduce(stage)
         reduced.extend(stage.values[v] for v in stage._pipeline.sums[stage._number])
 
-    for layers, decision in (
-        (6, Decision(2, 1, micro_batches=4, cuts=(1, 3, 5), schedule="1f1b")),
-        (6, Decision(1, 1, micro_batches=4, cuts=(3,), schedule="gpipe")),
-        (5, Decision(1, 2, micro_batches=4, cuts=(3,), schedule="zero_bubble")),
-        (4, Decision(2, 1, micro_batches=2, cuts=(1, 2, 3), schedule="1f1b", storage="state")),
+    for layers, reverse, decision in (
+        (6, False, Decision(2, 1, micro_batches=4, cuts=(1, 3, 5), schedule="1f1b")),
+        (6, True, Decision(1, 1, micro_batches=4, cuts=(3,), schedule="gpipe")),
+        (5, False, Decision(1, 2, micro_batches=4, cuts=(3,), schedule="zero_bubble")),
+        (4, False, Decision(2, 1, micro_batches=2, cuts=(1, 2, 3), schedule="1f1b", storage="state")),
     ):
-        model, cuts = scanned(layers), decision.cuts
+        model, cuts = scanned(layers, reverse), decision.cuts
         captured = model.capture()
         step = captured_by_hand.step_of(captured)
         program = analyse(step)

@@ -119,15 +119,18 @@ def mlp(
     return trained(loss, params, optimizer or optax.adam(1e-2), batch)
 
 
-def scanned(layers: int, width: int = 16) -> Model:
-    """Little else than a loop over layers: quick to compile."""
+def scanned(layers: int, reverse: bool = False, width: int = 16) -> Model:
+    """Little else than a loop over layers, from the last one on if `reverse`: quick to compile."""
 
     def params() -> Tree:
         w = jax.random.normal(jax.random.key(0), (layers, width, width)) / np.sqrt(width)
         return {"layers": {"w": w, "b": jnp.full((layers, width), 0.1)}, "head": jnp.eye(width)}
 
     def loss(params: Tree, data: Tree, _: Any) -> Any:
-        x, _ = jax.lax.scan(lambda x, p: (x + jnp.tanh(x @ p["w"] + p["b"]), None), data, params["layers"])
+        def layer(x: Any, p: Tree) -> tuple[Any, None]:
+            return x + jnp.tanh(x @ p["w"] + p["b"]), None
+
+        x, _ = jax.lax.scan(layer, data, params["layers"], reverse=reverse)
         return ((x @ params["head"] - 1) ** 2).mean(), {}
 
     def batch(seed: int) -> Tree:
