@@ -56,9 +56,26 @@ def _truncated_normal(shape: Any, dtype: Any, **options: Any) -> Any:
     return _generator().truncated_normal(shape, dtype=tf.as_dtype(dtype))
 
 
+def _categorical(logits: Any, num_samples: Any, output_dtype: Any, **options: Any) -> Any:
+    return tf.random.stateless_categorical(logits, num_samples, _seed(), dtype=tf.as_dtype(output_dtype))
+
+
+def _shuffle(value: Any, **options: Any) -> Any:
+    value = tf.convert_to_tensor(value)
+    keys = _generator().uniform(tf.shape(value)[:1], dtype=tf.float64)
+    return tf.gather(value, tf.argsort(keys))
+
+
+def _seed() -> Any:
+    """For a stateless draw: another one each time."""
+    return _generator().uniform([2], 0, tf.int32.max, dtype=tf.int32)
+
+
 _DRAWS: dict[str, Callable[..., Any]] = {
     "random_uniform": _uniform,
     "random_uniform_int": _uniform_int,
     "random_standard_normal": _normal,
     "truncated_normal": _truncated_normal,
+    "multinomial": _categorical,
+    "random_shuffle": _shuffle,
 }

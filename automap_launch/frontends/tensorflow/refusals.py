@@ -30,7 +30,8 @@ _BY_NAME = "name the step with frontend.step=NAME"
 # Operations of a graph that take batches from a data set.
 _ITERATOR_OPS = ("IteratorGetNext", "IteratorGetNextAsOptional", "IteratorGetNextSync", "MakeIterator", "ReduceDataset")
 
-# Operations that draw random numbers from a state of TensorFlow's own.
+# Operations that draw random numbers from a state of TensorFlow's own. Those of `random_draws` are not among a graph's
+# where the step calls them by `tf.random`.
 _STATEFUL_RANDOM = (
     "Multinomial",
     "ParameterizedTruncatedNormal",
@@ -116,9 +117,10 @@ def foreign(function: Any, operation: Foreign, line: SourceLine | None) -> Captu
 def _random(function: Any, operation: Any) -> CaptureError:
     return _at(
         line_of(operation) or _source(function),
-        f"{_name(function)} draws random numbers with {operation.type}, from a state that is not in the program: they "
-        "would differ from device to device",
-        "use tf.random.stateless_* with a seed that changes from step to step, or draw them before the step",
+        f"{_name(function)} draws random numbers with {operation.type}, which XLA cannot make from a state that the "
+        "step carries: they would differ from device to device",
+        "draw them before the step, in tf.data, and pass them with the batch; or make them of tf.random.normal and "
+        "tf.random.uniform",
     )
 
 

@@ -76,6 +76,11 @@ def stateful_random(x):
 
 
 @tf.function
+def counts(x):
+    return learn(x * tf.random.poisson([8, 4], 1.0))
+
+
+@tf.function
 def sizes(x, count):
     return learn(x) + tf.reduce_sum(tf.zeros([count]))
 
