@@ -30,6 +30,8 @@ class Job:
       kind: `plain`: TensorFlow alone. `capture`: its step into `folder`. `run`: under the plan (data, model, stages,
         micro_batches) that is made for the step in `folder`.
       step: `frontend.step`.
+      local_statistics: the plan's `allow_local_batch_stats`.
+      floatx: Keras's default type of floating-point numbers, for scripts that do not set one.
     """
 
     name: str
@@ -39,6 +41,8 @@ class Job:
     folder: str = ""
     plan: tuple[int, int, int, int] = (1, 1, 1, 1)
     step: str | None = None
+    local_statistics: bool = False
+    floatx: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,9 @@ def _child(job: Job, folder: Path) -> NoReturn:
     os.dup2(output, 1)
     os.dup2(output, 2)
     code = 0
+    import keras
+
+    keras.config.set_floatx(job.floatx)
     try:
         {"plain": _plain, "capture": _capture, "run": _run}[job.kind](job, folder)
     except SystemExit as error:
@@ -150,6 +157,8 @@ def _capture(job: Job, folder: Path) -> None:
 
 
 def _run(job: Job, folder: Path) -> None:
+    import jax
+
     from automap_launch.errors import PlanError
     from automap_launch.frontends.lowering import LoweredStep
     from automap_launch.frontends.script import run_script
@@ -171,7 +180,9 @@ def _run(job: Job, folder: Path) -> None:
     assert why_invalid(program, decision) is None
     layout = derive_layout(program, decision)
     schedule = "1f1b" if stages > 1 else "none"
-    execution = Execution(stages=stages, micro_batches=micro_batches, schedule=schedule)
+    execution = Execution(
+        stages=stages, micro_batches=micro_batches, schedule=schedule, local_statistics=job.local_statistics
+    )
     observer = _Observer()
 
     def build(function: Any, lowered: LoweredStep) -> Any:
@@ -184,7 +195,7 @@ def _run(job: Job, folder: Path) -> None:
             fingerprint=lowered.fingerprint,
             sources=lowered.sources,
         )
-        return build_executable(signature, fitted.layout, execution)
+        return build_executable(signature, fitted.layout, execution, devices=jax.devices()[: data * model * stages])
 
     take_the_step(step, build, observer)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,19 @@ def runs(folder: Path) -> Runs:
         for plan in plans:
             dump = [*options, "--dump", f"{script}.{plan}.npz"]
             jobs.append(Job(f"{script}.{plan}", "run", file, dump, step, PLANS[plan]))
-    return run_jobs(jobs, folder)
+    return run_jobs(jobs + batch_statistics(folder), folder)
+
+
+def batch_statistics(folder: Path) -> list[Job]:
+    """Batch norm whose statistics are of the four parts into which two devices and two micro-batches cut a batch."""
+    file, step, halves = "batch_statistics.py", str(folder / "batch_statistics.step"), (2, 1, 1, 2)
+    jobs = [
+        Job("statistics.plain", "plain", file, ["--parts", "4", "--dump", "statistics.plain.npz"]),
+        Job("statistics.capture", "capture", file, [], step),
+        Job("statistics.refused", "run", file, [], step, halves),
+        Job("statistics.own", "run", file, ["--dump", "statistics.own.npz"], step, halves, local_statistics=True),
+    ]
+    return [replace(job, floatx="float64") for job in jobs]
 
 
 @pytest.mark.parametrize(("script", "plan"), [(s, p) for s, plans in SCRIPTS.items() for p in plans])
@@ -63,6 +76,13 @@ def test_equals_tensorflow_alone(runs: Runs, folder: Path, script: str, plan: st
     reference, control = (load_dump(folder / f"{script}.{kind}.npz") for kind in ("plain", "control"))
     assert_equal(reference, load_dump(folder / f"{name}.npz"), control, tolerance=TOLERANCE.get(script, F32_TOLERANCE))
     assert_same_text(runs[f"{script}.plain"].text, runs[name].text)
+
+
+def test_micro_batches_take_batch_statistics_of_their_own_where_allowed(runs: Runs, folder: Path) -> None:
+    assert "is used for each example" in runs["statistics.refused"].report["refused"]
+    assert runs["statistics.own"].code == 0, runs["statistics.own"].text
+    reference = load_dump(folder / "statistics.plain.npz")
+    assert_equal(reference, load_dump(folder / "statistics.own.npz"), reference, tolerance=F64_TOLERANCE)
 
 
 def test_one_program_serves_capture_and_runs(runs: Runs) -> None:
