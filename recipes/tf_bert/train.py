@@ -96,10 +96,11 @@ class Trainer:
         with tf.GradientTape() as tape:
             logits = self.model(masked, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tokens, logits=logits)
+            hidden = tf.cast(hidden, losses.dtype)
             loss = tf.reduce_sum(losses * hidden) / tf.reduce_sum(hidden)
         variables = self.model.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        right = tf.cast(tf.argmax(logits, -1, tf.int32) == tokens, tf.float32)
+        right = tf.cast(tf.argmax(logits, -1, tf.int32) == tokens, hidden.dtype)
         return {"loss": loss, "accuracy": tf.reduce_sum(right * hidden) / tf.reduce_sum(hidden)}
 
 

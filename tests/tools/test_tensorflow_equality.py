@@ -10,7 +10,6 @@ import pytest
 from tools import tensorflow_equality as tool
 
 NAME = "tf_bert_tiny"
-SCRIPT = tool.SCRIPTS[NAME]
 RUN = {
     "loss": np.array([2.0, 1.0]),
     "dense/kernel": np.ones((4, 4)),
@@ -23,8 +22,8 @@ RUN = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tool, "RUNS", tmp_path)
-    made = tmp_path / NAME
-    made.mkdir()
+    made = tmp_path / "float32" / NAME
+    made.mkdir(parents=True)
     return made
 
 
@@ -35,10 +34,11 @@ def put(folder: Path, name: str, code: int = 0, text: str = "", **changed: np.nd
 
 
 def test_runs_that_were_made_are_not_made_again(folder: Path) -> None:
-    assert [job.name for job in tool.missing_jobs(NAME, SCRIPT)] == ["plain", "control", "capture", *tool.PLANS]
     put(folder, "plain")
     put(folder, "DP8")
-    assert [job.name for job in tool.missing_jobs(NAME, SCRIPT)] == ["control", "capture", *list(tool.PLANS)[1:]]
+    every = ["plain", "control", "capture", *tool.PLANS]
+    assert [job.name for job in tool.missing_jobs(NAME, "float64")] == every
+    assert [job.name for job in tool.missing_jobs(NAME, "float32")] == [j for j in every if j not in ("plain", "DP8")]
 
 
 def test_slots_are_found_by_their_parameter() -> None:
@@ -48,15 +48,17 @@ def test_slots_are_found_by_their_parameter() -> None:
 
 
 def test_what_the_table_says(folder: Path) -> None:
-    for name in ("plain", "DP8"):
+    for name in ("plain", "one device"):
         put(folder, name)
     put(folder, "control", key__bias=np.full(4, 1.1), dense__kernel=np.full((4, 4), 1.1))
-    put(folder, "DP4xTP2", key__bias=np.full(4, 1.2))  # within its control, and its gradient is noise
-    put(folder, "PP2xDP2xTP2", dense__kernel=np.full((4, 4), 1.2))  # within its control, but its gradient is none
-    put(folder, "accumulate4", code=1, text="Traceback\nValueError: no such thing\n")
-    equal, noise, different, failed = tool.row(NAME, SCRIPT)
-    assert "| equal | 0 of 6 |" in equal
-    assert "| equal | 1 of 6 |" in noise
+    put(folder, "DP8", key__bias=np.full(4, 1.2))  # within its control, and its gradient is noise
+    put(folder, "DP4xTP2", dense__kernel=np.full((4, 4), 1.2))  # within its control, but its gradient is none
+    put(folder, "PP2xDP2xTP2", code=1, text="Traceback\nValueError: no such thing\n")
+    equal, noise, different, failed, missing = tool.rows(NAME)
+    assert equal.startswith(f"| {NAME} | one device | equal: 0.0e+00 (")
+    assert "; 1 of 6 by the control | not run |" in noise
     assert "**1 of 6 differ**" in different
-    assert "**failed**: ValueError: no such thing" in failed
-    assert any("key/bias" in line for line in tool.by_control())
+    assert "| **failed**: ValueError: no such thing | not run |" in failed
+    assert missing.endswith("| not run | not run |")
+    assert any("DP8, float32" in line and "key/bias" in line for line in tool.remarks())
+    assert tool.FLIPS.rstrip("\n") in tool.remarks()
