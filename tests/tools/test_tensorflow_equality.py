@@ -61,4 +61,11 @@ def test_what_the_table_says(folder: Path) -> None:
     assert "| **failed**: ValueError: no such thing | not run |" in failed
     assert missing.endswith("| not run | not run |")
     assert any("DP8, float32" in line and "key/bias" in line for line in tool.remarks())
+    assert tool.FLIPS.rstrip("\n") not in tool.remarks()
+    exact = folder.parents[1] / "float64" / NAME
+    exact.mkdir(parents=True)
+    for name in ("plain", "control", "DP4xTP2"):
+        put(exact, name)
+    tool._compared.cache_clear()
+    assert "**1 of 6 differ**" in tool.rows(NAME)[2]
     assert tool.FLIPS.rstrip("\n") in tool.remarks()
