@@ -240,7 +240,7 @@ class BlockCosts:
 
         def seconds(lender: Ints, borrower: Ints) -> tuple[Array, Array]:
             across = leaves_host(self.cluster, self.devices, lender, borrower)
-            near, far = self.cluster.link("host"), self.cluster.link("network")
+            near, far = self.cluster.link("host"), self.cluster.link("network" if self.cluster.hosts > 1 else "host")
             return (
                 np.where(across, far.alpha_s, near.alpha_s),
                 np.where(across, far.beta_s_per_byte, near.beta_s_per_byte),

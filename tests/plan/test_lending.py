@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,3 +86,10 @@ def test_a_plan_pays_for_the_layers_that_it_cuts_unevenly(scanned):
     assert (stages.after > alone.after).all()
     even = model.estimate(Decision(1, 1, micro_batches=2, cuts=(2, 4, 6), schedule="1f1b"))
     assert model.estimate(decision).memory.parameters != even.memory.parameters
+
+
+def test_one_host_has_no_network_to_lend_over(scanned):
+    one = cluster()
+    local = replace(one, links=tuple(link for link in one.links if link.scope != "network"))
+    decision = Decision(1, 1, micro_batches=2, cuts=(1, 3, 5), schedule="1f1b")
+    assert CostModel(scanned, local).estimate(decision) == CostModel(scanned, one).estimate(decision)
