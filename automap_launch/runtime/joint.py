@@ -28,6 +28,13 @@ STAGE = "stage"
 _WHOLE_BYTES = 2**20
 
 
+def over_stages(spec: Sequence[Any]) -> PartitionSpec:
+    """Of one array made of those of all stages, each in `spec`, one after the other along their first dim."""
+    lead = spec[0] if spec else None
+    axes = () if lead is None else (lead,) if isinstance(lead, str) else tuple(lead)
+    return PartitionSpec((STAGE, *axes) if axes else STAGE, *spec[1:])
+
+
 class JointMesh:
     """The meshes of a pipeline's stages as one, with the axis `stage` in front.
 
@@ -143,11 +150,9 @@ class JointMesh:
         if frozenset(array.sharding.device_set) not in self._stages or not isinstance(array.sharding, NamedSharding):
             array = self._on_first_stage_of(array)
         spec = tuple(array.sharding.spec) if array.ndim else ()
-        lead = spec[0] if spec else None
-        first = STAGE if lead is None else (STAGE, *((lead,) if isinstance(lead, str) else lead))
         of_stage = array.shape or (1,)
         shape = (of_stage[0] * len(self._stages), *of_stage[1:])
-        whole = NamedSharding(self.mesh, PartitionSpec(first, *spec[1:]))
+        whole = NamedSharding(self.mesh, over_stages(spec))
         own = {shard.device: shard.data for shard in array.addressable_shards}
         size = whole.shard_shape(shape)
         parts = [

@@ -24,7 +24,12 @@ class Precision:
         self._wide = not _WIDE.isdisjoint([a.dtype for a in arguments] + [r.dtype for r in results])
 
     def __call__(self) -> contextlib.AbstractContextManager[Any]:
-        if self._wide and not jax.config.jax_enable_x64:
-            wide: contextlib.AbstractContextManager[Any] = jax.enable_x64(True)
-            return wide
-        return contextlib.nullcontext()
+        return wide_types(self._wide)
+
+
+def wide_types(wanted: bool) -> contextlib.AbstractContextManager[Any]:
+    """JAX keeps 64-bit types within it, if they are `wanted`."""
+    if wanted and not jax.config.jax_enable_x64:
+        wide: contextlib.AbstractContextManager[Any] = jax.enable_x64(True)
+        return wide
+    return contextlib.nullcontext()

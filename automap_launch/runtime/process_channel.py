@@ -14,7 +14,6 @@ What makes it free of deadlocks, and of mixed-up messages:
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import queue
@@ -32,6 +31,7 @@ from automap_launch.runtime.channel import Message
 from automap_launch.runtime.jax_internals import evaluating, jit
 from automap_launch.runtime.lanes import Lane, Pair, lanes_of
 from automap_launch.runtime.placement import reshard
+from automap_launch.runtime.precision import wide_types
 from automap_launch.runtime.schedules import Task
 
 _LANE = "lane"
@@ -205,7 +205,7 @@ def _transfer(lanes: Iterable[Lane], shards: Shards) -> Shards:
             local = local.reshape(1) if not lane.shape else local
             shape = (2 * local.shape[0], *local.shape[1:])
             inputs.append(jax.make_array_from_single_device_arrays(shape, sharding, [local]))
-        with _precision(inputs):
+        with wide_types(any(array.dtype.itemsize >= _WIDE for array in inputs)):
             results = _permute(mesh)(inputs)
         for lane, result in zip(together, results, strict=True):
             data = result.addressable_shards[0].data
@@ -220,13 +220,6 @@ def _with_copies(lanes: Sequence[Lane], arrived: Sequence[jax.Array]) -> Shards:
         for device in lane.copies:
             shards[lane.value, device] = jax.device_put(array, device)
     return shards
-
-
-def _precision(arrays: Sequence[jax.Array]) -> contextlib.AbstractContextManager[Any]:
-    if any(array.dtype.itemsize >= _WIDE for array in arrays) and not jax.config.jax_enable_x64:
-        wide: contextlib.AbstractContextManager[Any] = jax.enable_x64(True)
-        return wide
-    return contextlib.nullcontext()
 
 
 @functools.lru_cache(maxsize=1024)

@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from automap_launch.plan.layout import Layout
-from automap_launch.runtime.joint import STAGE
+from automap_launch.runtime.joint import STAGE, over_stages
 from automap_launch.runtime.pipeline import PipelineExecutable
 from automap_launch.runtime.placement import Materialize, is_deferred, place
 from automap_launch.train_step import Argument, Result
@@ -150,10 +150,7 @@ class StackedPipeline:
         devices = np.stack([s.mesh.devices for s in own])
         kinds = (AxisType.Auto,) * devices.ndim
         joint = Mesh(devices, (STAGE, *mesh.axis_names), axis_types=kinds)
-        spec = tuple(own[0].spec)
-        lead = spec[0] if spec else None
-        first = STAGE if lead is None else (STAGE, lead)
-        return _Stack(count, NamedSharding(joint, PartitionSpec(first, *spec[1:])), own)
+        return _Stack(count, NamedSharding(joint, over_stages(own[0].spec)), own)
 
 
 @dataclass(frozen=True)
