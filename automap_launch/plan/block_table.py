@@ -29,7 +29,7 @@ from automap_launch.plan.sharding import DATA, MODEL, Groups, spec_of, storage_s
 from automap_launch.plan.table import MeshTable
 from automap_launch.program.batch_analysis import Shares
 from automap_launch.program.program import Program, Value
-from automap_launch.program.stacks import Stack, stacks_of
+from automap_launch.program.stacks import Stack
 
 # Collectives over the data axis that the compiler joins, and whether they run after the micro-batches.
 _JOINED: dict[Kind, bool] = {"all_gather": False, "all_reduce": True, "reduce_scatter": True}
@@ -64,7 +64,7 @@ class BlockTable:
     """All plans of one mesh (`data` x `model` devices a stage), number of micro-batches and number of stages.
 
     Args:
-      on_mesh: of the same mesh.
+      on_mesh: of the same mesh. stacks: `stacks_of(program)`.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class BlockTable:
         *,
         micro_batches: int,
         stages: int,
+        stacks: Sequence[Stack] = (),
     ) -> None:
         self._program = program
         self._cluster = cluster
@@ -103,7 +104,7 @@ class BlockTable:
         homes = program.homes.arguments or (((0, 1.0),),) * len(program.arguments)
         self._sliced = [(k, homes[k]) for k in program.parameters if program.arguments[k] in looped]
         # Of each stack its tensors, and how many of them are parameters, and how many the optimizer's state.
-        self._alike = {stack: _alike(program, stack) for stack in (stacks_of(program) if stages > 1 else ())}
+        self._alike = {stack: _alike(program, stack) for stack in (stacks if stages > 1 else ())}
         self._site = patterns.site(self._mesh, micro_batches)
         self._costs: OrderedDict[tuple[frozenset[int], str], BlockCosts] = OrderedDict()
         links = [[alpha_beta(cluster, self._mesh, axis, kind) for axis in AXES] for kind in KINDS]

@@ -48,6 +48,7 @@ from automap_launch.plan.sharding import mesh_of, shardable_groups, why_invalid
 from automap_launch.plan.table import MeshTable
 from automap_launch.plan.traffic import memory_traffic
 from automap_launch.program.program import Program
+from automap_launch.program.stacks import Stack, stacks_of
 
 
 @dataclass(frozen=True)
@@ -245,8 +246,13 @@ class CostModel:
                 self._table(decision),
                 micro_batches=decision.micro_batches,
                 stages=decision.stages,
+                stacks=self._stacks,
             )
         return self._block_tables[key]
+
+    @cached_property
+    def _stacks(self) -> tuple[Stack, ...]:
+        return stacks_of(self.program)
 
     @cached_property
     def _block_memory(self) -> BlockMemory:
