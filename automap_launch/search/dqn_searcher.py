@@ -28,7 +28,7 @@ class DQNSearcher:
 
     Args:
       explore: by upper confidence bounds over (stages, micro-batches); without, the agent decides these as well.
-      hill_climbing: on the best of each arm and on every new best plan.
+      hill_climbing: on the best of each arm, on every new best plan, and in the end by longer steps.
       fine_tuning: episodes on copies of the model (`fine_tuning.py`) before those on the model; None: `AUTO_EPISODES`
         where the agent's rollouts end more than `AUTO_GAP` above the best plan known.
     """
@@ -60,6 +60,8 @@ class DQNSearcher:
             if self._fine_tune(evaluator, on_episode):
                 self._rollouts(environment, evaluator, on_episode)
             self._episodes(environment, evaluator, on_episode)
+            if self._climb and evaluator.best is not None:
+                climb(evaluator, evaluator.best.decision, far=True)
 
     def _rollouts(self, environment: Environment, evaluator: Evaluator, on_episode: OnEpisode) -> None:
         """The agent as it is: one greedy plan, and one for every arm."""

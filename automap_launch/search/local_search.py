@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from automap_launch.plan.decision import SCHEDULES, Decision
@@ -15,8 +15,11 @@ LABEL = "hill_climbing"
 _PAIRED_GROUPS = 16
 
 
-def climb(evaluator: Evaluator, decision: Decision) -> Decision:
+def climb(evaluator: Evaluator, decision: Decision, *, far: bool = False) -> Decision:
     """The best plan that better neighbours lead to. Improvements are labelled as its own.
+
+    Args:
+      far: where no neighbour is better, `farther` plans are looked at as well.
 
     Raises:
       SearchEnd: a limit was reached.
@@ -29,6 +32,10 @@ def climb(evaluator: Evaluator, decision: Decision) -> Decision:
             near = neighbours(evaluator.space, decision)
             costs = [log_cost(e, limit) for e in evaluator.estimate_many(near)]
             best = min(range(len(near)), key=costs.__getitem__, default=None)
+            if far and (best is None or costs[best] >= cost):
+                near = farther(evaluator.space, decision)
+                costs = [log_cost(e, limit) for e in evaluator.estimate_many(near)]
+                best = min(range(len(near)), key=costs.__getitem__, default=None)
             if best is None or costs[best] >= cost:
                 return decision
             decision, cost = near[best], costs[best]
@@ -51,11 +58,36 @@ def neighbours(space: PlanSpace, decision: Decision) -> list[Decision]:
     return [d for d in dict.fromkeys(changed) if d != decision and d in space]
 
 
+def farther(space: PlanSpace, decision: Decision) -> list[Decision]:
+    """The plans of the space that differ by two small steps, or have one cut anywhere else."""
+    two = (second for first in _small(space, decision) for second in _small(space, first))
+    return [d for d in dict.fromkeys(itertools.chain(two, _jumps(decision, space.partition.blocks))) if d in space]
+
+
+def _small(space: PlanSpace, decision: Decision) -> Iterator[Decision]:
+    """Plans with another group, storage, schedule or number of micro-batches, or a cut one block away."""
+    yield from _flipped(space, decision, [{group} for group in space.free_groups(decision.model)])
+    yield from (replace(decision, storage=s) for s in space.storages_of((decision.data, decision.model)))
+    yield from (replace(decision, schedule=s) for s in SCHEDULES if (s == "none") == (not decision.cuts))
+    yield from _micro_batches(space, decision)
+    yield from _cuts(decision, space.partition.blocks)
+
+
+def _jumps(decision: Decision, blocks: int) -> Iterator[Decision]:
+    for place in range(len(decision.cuts)):
+        rest = (*decision.cuts[:place], *decision.cuts[place + 1 :])
+        yield from (replace(decision, cuts=tuple(sorted({*rest, cut}))) for cut in range(1, blocks) if cut not in rest)
+
+
 def _groups(space: PlanSpace, decision: Decision) -> Iterator[Decision]:
     free = space.free_groups(decision.model)
     flips = [{group} for group in free]
     if len(free) <= _PAIRED_GROUPS:
         flips += [set(pair) for pair in itertools.combinations(free, 2)]
+    yield from _flipped(space, decision, flips)
+
+
+def _flipped(space: PlanSpace, decision: Decision, flips: Iterable[set[int]]) -> Iterator[Decision]:
     for flip in flips:
         sharded = space.canonical((decision.data, decision.model), decision.sharded ^ flip)
         if sharded is not None:

@@ -2,7 +2,7 @@ import numpy as np
 
 from automap_launch.search.anneal import AnnealingSearcher
 from automap_launch.search.evaluator import Evaluator, Limits, SearchEnd, log_cost
-from automap_launch.search.local_search import LABEL, climb, neighbours
+from automap_launch.search.local_search import LABEL, climb, farther, neighbours
 from automap_launch.search.searchers import random_plan, simple_plans
 from tests.search.test_oracle import tiny_models
 
@@ -41,6 +41,21 @@ def test_climbing_ends_where_no_neighbour_is_better_and_says_that_it_found_it():
         assert evaluator.found_by == "test"
         improved += top != start and evaluator.best is not None and evaluator.best.found_by == LABEL
     assert improved > 4
+
+
+def test_longer_steps_leave_where_no_neighbour_is_better():
+    rng = np.random.default_rng(2)
+    left = 0
+    for model, space in tiny_models(12):
+        evaluator = Evaluator(model, space)
+        for start in (random_plan(space, rng) for _ in range(6)):
+            near = climb(evaluator, start)
+            top = climb(evaluator, near, far=True)
+            costs = [log_cost(evaluator.estimate(d), model.memory_limit) for d in (top, *farther(space, top))]
+            assert min(costs) == costs[0]
+            left += costs[0] < log_cost(evaluator.estimate(near), model.memory_limit)
+        assert all(d in space for d in farther(space, top))
+    assert left
 
 
 def test_annealing_finds_good_plans_and_with_the_same_seed_the_same():
