@@ -1,10 +1,12 @@
 """The config: every option composes and validates; what is wrong is named with what is valid."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
 from automap_launch import recipe_group
 from automap_launch.config import Config, EntryConfig, resolve_entry, to_config, unknown_key_error
@@ -30,6 +32,22 @@ def config(*overrides: str) -> Config:
 
 def test_the_files_and_the_schema_agree_on_the_defaults() -> None:
     assert config() == Config()
+
+
+def test_the_files_name_every_setting() -> None:
+    """Hydra takes `KEY=VALUE` only for keys that are there, and `--help` shows no others."""
+
+    def missing(settings: object, node: DictConfig, path: str) -> Iterator[str]:
+        for field in dataclasses.fields(settings):  # type: ignore[arg-type]
+            value = getattr(settings, field.name)
+            if field.name not in node:
+                yield path + field.name
+            elif dataclasses.is_dataclass(value):
+                yield from missing(value, node[field.name], f"{path}{field.name}.")
+
+    # A cluster is found, read from a file, or written out: `cluster=local` has what the first of these needs.
+    found = missing(Config(), compose("config"), "")
+    assert [key for key in found if not key.startswith("cluster.")] == []
 
 
 @pytest.mark.parametrize("option", OPTIONS)

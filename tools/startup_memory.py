@@ -104,7 +104,7 @@ def launched_peaks(arguments: Sequence[str], pins: Sequence[str], folder: Path) 
         f"cluster.devices={PROCESSES}",
         f"launcher.processes={PROCESSES}",
         "tracking=none",
-        "++search.trial=off",  # a trial makes the state of several plans, one after the other
+        "search.trial=off",  # a trial makes the state of several plans, one after the other
         f"hydra.run.dir={folder}",
         *pins,
     ]
