@@ -35,7 +35,9 @@ def why_undivided(program: Program, stages: int = 1, parts: int = 1) -> Refusal 
     if analysis.one_stage and stages > 1:
         return analysis.one_stage
     if stages > max(1, len(program.blocks)):
-        return Refusal(f"the step has {len(program.blocks)} blocks to make stages of", "no batch")
+        made = len(program.blocks)
+        reason = f"stages are made of blocks, the forward part between places to cut, and this step has {made}"
+        return Refusal(reason, "no batch")
     if analysis.max_micro_batches % parts:
         reason = (
             f"the batch would be cut into {parts} equal parts (data x micro-batches), which does not divide the "
