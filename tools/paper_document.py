@@ -132,7 +132,7 @@ def _first_question(rows: Rows) -> list[str]:
         f"{_verdict(rows)}\n\nPredicted seconds a step; random search and annealing after {BOX} of CPU time.\n",
         table(rows, columns, cells),
         "How much work each took: CPU seconds / different plans evaluated / episodes. *Oracle*: alone "
-        "(`search=exact`); its proofs go without most evaluations.\n",
+        "(`search=exact`); it bounds most plans and evaluates few.\n",
         table(rows, searches, efforts),
         _misses(rows),
         "`python tools/reproduce_paper.py --column dqn-0 --column dqn-1 --column dqn-2 --column default "
@@ -258,14 +258,8 @@ def _by_family(rows: Rows) -> str:
         own = [row for name, row in rows.items() if name.startswith(prefix) and "zero_shot" in row]
         if not own:
             continue
-        exact = {
-            column: sum((r := ratio(step_of(row, column), best_of(row))) is not None and r <= 1.01 for row in own)
-            for column in ("zero_shot", "fine_tuned")
-        }
-        told.append(
-            f"{family}: zero-shot within 1 % on {exact['zero_shot']} of {len(own)} (the paper: {claim}), fine-tuned on "
-            f"{exact['fine_tuned']}"
-        )
+        zero, tuned = (_within_one_percent(own, column) for column in ("zero_shot", "fine_tuned"))
+        told.append(f"{family}: zero-shot within 1 % on {zero} (the paper: {claim}), fine-tuned on {tuned}")
     if not told:
         return ""
     return (
@@ -273,6 +267,11 @@ def _by_family(rows: Rows) -> str:
         + ". Where the two differ: the paper's agent names the split of a pipeline whose other decisions "
         "are given, ours takes every decision of a plan, and one wrong mesh costs more than a wrong cut.\n"
     )
+
+
+def _within_one_percent(rows: Iterable[Cells], column: str) -> str:
+    ratios = [ratio(step_of(row, column), best_of(row)) for row in rows if column in row]
+    return f"{sum(r is not None and r <= 1.01 for r in ratios)} of {len(ratios)}"
 
 
 def _worth_of_weights(rows: Rows, synthetic: Rows) -> str:
@@ -367,8 +366,8 @@ def _verified(rows: Rows) -> list[str]:
     return [
         "## Verification by XLA\n",
         "A launch compiles the best plans for as many virtual CPU devices before it takes them "
-        "(`search.verify_top_k`). A pipeline's stages are modules of their own and are compiled when they run: "
-        "so this is the fastest plan of one stage.\n",
+        "(`search.verify_top_k`). A pipeline's stages are modules of their own and are compiled when they run; "
+        "this is the fastest plan of one stage.\n",
         *told,
         "`python tools/reproduce_paper.py --column verified`\n",
     ]
@@ -436,8 +435,8 @@ def _why(own: str | None, optimal: str | None) -> str:
     if own is None or optimal is None:
         return ""
     if own == optimal:
-        return "They differ in groups or cuts only: hill-climbing changes at most two groups, or one cut, at a time."
-    return "They differ in mesh, stages or micro-batches: a local optimum that single changes do not leave."
+        return "They differ in groups or cuts only, by more than the two small steps that hill-climbing takes at once."
+    return "They differ in mesh, stages or micro-batches: a local optimum that hill-climbing's steps do not leave."
 
 
 def _loses(row: Cells) -> bool:
