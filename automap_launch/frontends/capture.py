@@ -59,6 +59,9 @@ def capture(entry: Entry, config: FrontendConfig, platforms: Sequence[str], fold
             record=str(record_file),
             scratch=str(Path(scratch) / "files"),
         )
+        # The child is ended in the middle of things: what it would have removed at its end is removed with `scratch`.
+        temporary = Path(scratch) / "temporary"
+        temporary.mkdir()
         task_file = Path(scratch) / "task.json"
         task_file.write_text(json.dumps(dataclasses.asdict(task)))
         child = subprocess.Popen(
@@ -67,7 +70,7 @@ def capture(entry: Entry, config: FrontendConfig, platforms: Sequence[str], fold
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_ENVIRONMENT},
+            env={**os.environ, **_ENVIRONMENT, "TMPDIR": str(temporary)},
             start_new_session=True,
         )
         try:

@@ -65,6 +65,23 @@ def test_the_step_is_saved_and_side_effects_go_nowhere(captured, tmp_path):
     assert "loss 0.50 1" in (tmp_path / "logs" / "log").read_text()
 
 
+def test_temporary_files_go_with_the_capture(captured, tmp_path):
+    """The process is ended before it could remove them."""
+    captured(
+        """
+        import tempfile
+        with tempfile.NamedTemporaryFile() as file, tempfile.TemporaryDirectory() as folder:
+            print("paths", file.name, folder, tempfile.mkstemp()[1])
+            params = jnp.ones((4, 2))
+            for i in range(2):
+                params, loss = train_step(params, np.ones((8, 4), np.float32))
+        """
+    )
+    paths = (tmp_path / "logs" / "log").read_text().partition("paths ")[2].split()
+    assert len(paths) == 3
+    assert not any(Path(path).exists() for path in paths)
+
+
 def test_nothing_of_the_script_runs_after_the_step_was_found(captured, tmp_path):
     marker = tmp_path / "logs" / "log"
     captured(
