@@ -215,7 +215,7 @@ def test_what_cannot_be_cut_is_refused_with_the_reason():
     model = CostModel(two_blocks(), cluster())
     with pytest.raises(ValueError, match="needs 16 devices, the cluster has 8"):
         model.estimate(Decision(8, 1, cuts=(1,), schedule="1f1b"))
-    with pytest.raises(ValueError, match="the step has 2 blocks"):
+    with pytest.raises(ValueError, match="and this step has 2"):
         model.estimate(Decision(2, 1, cuts=(1, 2), schedule="1f1b"))
     with pytest.raises(ValueError, match=r"cuts=\[2\]: the step has 2 blocks"):
         model.estimate(Decision(2, 1, cuts=(2,), schedule="1f1b"))

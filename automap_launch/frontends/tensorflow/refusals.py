@@ -146,9 +146,9 @@ def not_compilable(function: Any, error: Exception, lines: GraphLines) -> Captur
 def constant_arguments(function: Any, count: int) -> CaptureError:
     return _at(
         _source(function),
-        f"{count} argument(s) of {_name(function)} decide the sizes of tensors in it (as in tf.zeros([n]) or "
-        "tf.range(n)), so that it is another program for each value",
-        "pass them as Python numbers instead of tensors",
+        f"{count} argument(s) of {_name(function)} decide the sizes of tensors in it (as in tf.zeros([n]), tf.range(n) "
+        "or tf.math.bincount(x)), so that it is another program for each value",
+        "pass sizes as Python numbers instead of tensors; count labels by tf.reduce_sum(tf.one_hot(x, classes), 0)",
     )
 
 

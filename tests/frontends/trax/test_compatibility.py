@@ -28,7 +28,7 @@ def test_trax(outcome: dict[str, str], name: str) -> None:
 
 def test_another_version_of_trax_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook.importlib.metadata, "version", lambda name: "1.5.0")
-    with pytest.raises(ConfigError, match=r"trax 1\.5\.0 is installed.*works with trax 1\.4\.1"):
+    with pytest.raises(ConfigError, match=r"trax 1\.5\.0 is installed.*works with trax ==1\.4\.1"):
         hook.check_version()
 
 
