@@ -94,17 +94,16 @@ class RunFolder:
 
     def plan_of(self, name: str) -> Path:
         """The launch's own plan, or another one that is tried against it; the folder is made."""
-        return self.plan if name == FAVOURITE else self._trial / f"{name}.yaml"
+        return self.plan if name == FAVOURITE else self._in_trial(f"{name}.yaml")
 
     def layout_of(self, name: str) -> Path:
         """The layout of that plan; the folder is made."""
-        return self.layout if name == FAVOURITE else self._trial / f"{name}.layout.json"
+        return self.layout if name == FAVOURITE else self._in_trial(f"{name}.layout.json")
 
-    @property
-    def _trial(self) -> Path:
+    def _in_trial(self, file: str) -> Path:
         folder = self.root / "trial"
         folder.mkdir(exist_ok=True)
-        return folder
+        return folder / file
 
     @property
     def launch_spec(self) -> Path:

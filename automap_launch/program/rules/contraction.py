@@ -92,9 +92,8 @@ def reduce(r: Relations) -> None:
 
 def _has_collective(r: Relations) -> bool:
     """XLA's collectives add, multiply, and take extrema; of booleans these are `and` and `or`."""
-    if r.graph.values[r.node.results[0]].dtype == "bool":
-        return r.node.reducer in ("add", "multiply", "maximum", "minimum", "and", "or")
-    return r.node.reducer in ("add", "multiply", "maximum", "minimum")
+    of_booleans = r.graph.values[r.node.results[0]].dtype == "bool" and r.node.reducer in ("and", "or")
+    return of_booleans or r.node.reducer in ("add", "multiply", "maximum", "minimum")
 
 
 @rule("reduce_window")
