@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from automap_launch.cluster.config import ClusterConfig
@@ -78,17 +78,42 @@ def to_config(composed: DictConfig) -> Config:
       ConfigError: an unknown key, a value of the wrong type, or a value out of its range; the message names the key
         and what is valid.
     """
+    schema = OmegaConf.structured(Config)
+    _check_kinds(schema, composed)
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), composed))
+        config = OmegaConf.to_object(OmegaConf.merge(schema, composed))
     except ConfigKeyError as error:
         raise _unknown_key(error) from error
     except OmegaConfBaseException as error:
         reason = str(error.msg or error).splitlines()[0]
-        raise ConfigError(f"{error.full_key}: {reason}", hint=f"override it as {error.full_key}=VALUE") from error
+        overridden = str(error.full_key).partition("[")[0]  # of an element, its whole list
+        raise ConfigError(f"{error.full_key}: {reason}", hint=f"override it as {overridden}=VALUE") from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
     assert isinstance(config, Config)
     return config
+
+
+def _check_kinds(schema: DictConfig, given: DictConfig, section: str = "") -> None:
+    """Lists and sections stand where the schema has them: OmegaConf's own message names its classes, and no key.
+
+    Raises:
+      ConfigError: something else stands there.
+    """
+    for name in schema:
+        key, expected = f"{section}{name}", schema._get_node(name)
+        value = given.get(name)
+        if isinstance(expected, ListConfig) and not (value is None or isinstance(value, ListConfig)):
+            raise ConfigError(f"{key} is a list, got {value!r}", hint=f"override it as {key}=[FIRST,SECOND]")
+        if not isinstance(expected, DictConfig) or value is None:
+            continue
+        if not isinstance(value, DictConfig):
+            names = ", ".join(map(str, expected)) or "NAME"
+            raise ConfigError(
+                f"{key} is a section, got {value!r}", hint=f"override its keys as {key}.KEY=VALUE: {names}"
+            )
+        if not expected._is_none():
+            _check_kinds(expected, value, f"{key}.")
 
 
 def valid_keys(section: str) -> list[str]:
