@@ -100,7 +100,7 @@ def _check_kinds(schema: DictConfig, given: DictConfig, section: str = "") -> No
     Raises:
       ConfigError: something else stands there.
     """
-    for name in schema:
+    for name in map(str, schema):
         key, expected = f"{section}{name}", schema._get_node(name)
         value = given.get(name)
         if isinstance(expected, ListConfig) and not (value is None or isinstance(value, ListConfig)):
