@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 from rich.table import Table
 
 from automap_launch.plan.build import takes_local_statistics
-from automap_launch.plan.compiled import CompiledPlan, CompileRequest
+from automap_launch.plan.compiled import PLAN_REFUSED, CompiledPlan, CompileRequest
 from automap_launch.plan.cost import CostModel
 from automap_launch.plan.decision import Decision
 from automap_launch.plan.derive import derive_layout
@@ -30,7 +31,11 @@ NEXT = "next_best"
 
 
 class NotCompiledError(Exception):
-    """A plan was not compiled; the message says why."""
+    """A plan was not compiled, which says nothing against it; the message says why."""
+
+
+class CompilerFailedError(Exception):
+    """XLA refuses a plan, or crashes on it, as it would on the devices; the message is XLA's."""
 
 
 Compile = Callable[[Decision], CompiledPlan]
@@ -38,7 +43,10 @@ Compile = Callable[[Decision], CompiledPlan]
 
 @dataclass(frozen=True)
 class Check:
-    """A plan as predicted and as compiled; bytes of a device. None: not compiled, and `reason` says why."""
+    """A plan as predicted and as compiled; bytes of a device. None: not compiled, and `reason` says why.
+
+    `fits`: whether it can run; false as well where XLA failed on it, and None where it was not tried.
+    """
 
     plan: str
     mesh: str
@@ -74,14 +82,15 @@ def verify(
     top_k: int,
     compile_: Compile,
 ) -> Verified:
-    """Compiles the first `top_k` plans and leaves out those that need more memory than a device has.
+    """Compiles the first `top_k` plans and leaves out those that need more memory than a device has, or XLA fails on.
 
     In the favourite's place comes the fastest plan of `front` that fits when the prediction of its memory is corrected
     by how far that of the favourite was off. Where none does, the favourite stays, and the user is told.
 
     Args:
       front: plans by step time, each needing less memory than those before it (`Evaluator.front`).
-      compile_: raises NotCompiledError where it cannot; that plan is taken as predicted.
+      compile_: raises NotCompiledError where it did not try; that plan is taken as predicted. CompilerFailedError
+        where XLA failed.
     """
     left, checks, notes = dict(plans), [], []
     limit = model.cluster.device.memory_bytes
@@ -90,7 +99,7 @@ def verify(
         while True:
             check = _check(name, decision, model, compile_)
             checks.append(check)
-            if check.compiled_memory_bytes is None:
+            if check.fits is None:
                 notes.append(f"the plan `{name}` was not compiled: {check.reason}")
             if check.fits is not False:
                 left[name] = decision
@@ -145,7 +154,13 @@ class ChildCompiler:
         self._limit = limit
 
     def __call__(self, decision: Decision) -> CompiledPlan:
-        """Raises NotCompiledError: the plan has several stages, time ran out, or XLA could not compile it."""
+        """Compiles one plan.
+
+        Raises:
+          NotCompiledError: the plan has several stages, or time or the machine's memory ran out, or the captured step
+            cannot be read.
+          CompilerFailedError: XLA refused it or crashed.
+        """
         if decision.stages > 1:
             raise NotCompiledError("each stage of a pipeline is a module of its own, on devices of its own")
         program = self._model.program
@@ -183,9 +198,12 @@ class ChildCompiler:
                 if child.poll() is None:
                     child.kill()
                     child.wait()
+        if code == -signal.SIGKILL:
+            raise NotCompiledError("the compiler's process was killed: is the memory of this machine enough?")
         if code != 0:
             lines = log.read_text(errors="replace").strip().splitlines()
-            raise NotCompiledError(lines[-1] if lines else f"the compiler's process ended with {code}")
+            reason = lines[-1] if lines else f"the compiler's process ended with {code}"
+            raise (CompilerFailedError if code == PLAN_REFUSED or code < 0 else NotCompiledError)(reason)
 
 
 def _check(name: str, decision: Decision, model: CostModel, compile_: Compile) -> Check:
@@ -196,6 +214,8 @@ def _check(name: str, decision: Decision, model: CostModel, compile_: Compile) -
         compiled = compile_(decision)
     except NotCompiledError as error:
         return Check(name, mesh, storage, memory, None, collectives, None, None, str(error))
+    except CompilerFailedError as error:
+        return Check(name, mesh, storage, memory, None, collectives, None, False, str(error))
     fits = compiled.memory <= model.cluster.device.memory_bytes
     return Check(name, mesh, storage, memory, compiled.memory, collectives, compiled.collectives, fits)
 
@@ -203,20 +223,22 @@ def _check(name: str, decision: Decision, model: CostModel, compile_: Compile) -
 def _in_place_of(
     decision: Decision, check: Check, front: Sequence[tuple[Decision, Estimate]], limit: float
 ) -> tuple[Decision | None, str]:
-    """What is taken in place of a plan that does not fit (None: nothing), and what the user is told."""
-    assert check.compiled_memory_bytes is not None
+    """What is taken in place of a plan that cannot run (None: nothing), and what the user is told."""
     predicted, compiled = check.predicted_memory_bytes, check.compiled_memory_bytes
-    needs = (
-        f"compiled by XLA, the plan `{check.plan}` ({describe_mesh(decision)}) needs {format_bytes(compiled)} a device "
-        f"({format_bytes(predicted)} predicted), and there are {format_bytes(limit)}"
-    )
+    named = f"the plan `{check.plan}` ({describe_mesh(decision)})"
+    if compiled is None:
+        trouble, correction = f"XLA fails on {named}: {check.reason}", 1.0
+    else:
+        needs = f"needs {format_bytes(compiled)} a device ({format_bytes(predicted)} predicted)"
+        trouble = f"compiled by XLA, {named} {needs}, and there are {format_bytes(limit)}"
+        correction = compiled / predicted
     if check.plan != FAVOURITE:
-        return None, f"{needs}: it is left out"
+        return None, f"{trouble}: it is left out"
     for other, estimate in front:
         memory = estimate.memory.total
-        if memory < predicted and memory * compiled / predicted <= limit:
-            return other, f"{needs}: the next best plan is taken"
-    return decision, f"{needs}; no plan known needs less, so it is taken all the same"
+        if memory < predicted and memory * correction <= limit:
+            return other, f"{trouble}: the next best plan is taken"
+    return decision, f"{trouble}; no other plan known should do, so it is taken all the same"
 
 
 def _bytes(count: int | None) -> str:

@@ -5,13 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from automap_launch.plan.compiled import CompiledPlan
 from automap_launch.plan.cost import CostModel, Estimate
 from automap_launch.plan.decision import Decision
 from automap_launch.search.config import SearchConfig
-from automap_launch.verification import ChildCompiler, NotCompiledError, plans_to_verify, table, verify
+from automap_launch.verification import (
+    ChildCompiler,
+    CompilerFailedError,
+    NotCompiledError,
+    plans_to_verify,
+    table,
+    verify,
+)
 from tests.plan import models
 from tests.plan.programs import cluster, two_blocks
 
@@ -90,6 +99,47 @@ def test_a_plan_that_cannot_be_compiled_is_taken_as_predicted_and_says_why() -> 
     assert (check.compiled_memory_bytes, check.fits, check.reason) == (None, None, "out of patience")
     assert "out of patience" in verified.notes[0]
     assert table(verified.checks).row_count == 0
+
+
+def test_in_place_of_a_favourite_that_xla_fails_on_comes_the_next() -> None:
+    works = Compiler({})
+
+    def fails(decision: Decision) -> CompiledPlan:
+        if decision == FAVOURITE:
+            raise CompilerFailedError("Check failed: partitioner")
+        return works(decision)
+
+    verified = verify(PLANS, front(FAVOURITE, NEXT), MODEL, 1, fails)
+    assert verified.plans == {"plan": NEXT, "data_parallel": PLAIN}
+    assert [(check.fits, check.compiled_memory_bytes is None) for check in verified.checks] == [
+        (False, True),
+        (True, False),
+    ]
+    assert "XLA fails on" in verified.notes[0]
+    assert "Check failed: partitioner" in verified.notes[0]
+    rivals = {"plan": NEXT, "runner_up": FAVOURITE}
+    assert verify(rivals, front(NEXT), MODEL, 2, fails).plans == {"plan": NEXT}
+
+
+def test_a_plan_that_the_step_cannot_be_cut_by_is_no_plan(tmp_path: Path) -> None:
+    from automap_launch.program.analyse import analyse
+
+    step = models.capture(_centred, jnp.ones(4), jnp.zeros(()), jnp.ones((32, 4)), states=2)
+    step.save(tmp_path / "train_step")
+    compiler = ChildCompiler(CostModel(analyse(step, "cpu"), cluster()), tmp_path / "train_step", 100.0, 32, "100s")
+    with pytest.raises(CompilerFailedError, match="over the batch"):
+        compiler(Decision(8, 1, micro_batches=2))
+
+
+def _centred(w: jax.Array, steps: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Each example's feature less the mean of all: no batch in parts."""
+
+    def loss(w: jax.Array) -> jax.Array:
+        h = jnp.tanh(x * w)
+        return jnp.mean(jnp.exp(h - h.mean(0)))
+
+    value, gradient = jax.value_and_grad(loss)(w)
+    return w - 0.1 * gradient, steps + 1, value
 
 
 def test_stages_are_not_compiled_together(tmp_path: Path) -> None:

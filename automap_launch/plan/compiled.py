@@ -44,6 +44,10 @@ _NAMED_GROUPS = re.compile(
 _TENSOR = re.compile(r"(\w+)\[([\d,]*)\]")
 
 
+# Exit code of `runtime/compile_plan.py` where the plan itself is what cannot be compiled.
+PLAN_REFUSED = 3
+
+
 @dataclass(frozen=True)
 class CompileRequest:
     """What `runtime/compile_plan.py` is asked for, by path: a folder of `TrainStep.save`, a file of `Layout.save`.

@@ -12,7 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from automap_launch.plan.compiled import CompiledModule, CompiledPlan, CompileRequest
+import jax
+
+from automap_launch.errors import PlanError
+from automap_launch.plan.compiled import PLAN_REFUSED, CompiledModule, CompiledPlan, CompileRequest
 from automap_launch.plan.execution import Execution
 from automap_launch.plan.layout import Layout
 from automap_launch.runtime.build import build_executable
@@ -44,7 +47,11 @@ def main(path: str) -> None:
     record: dict[str, Any] = json.loads(Path(path).read_text())
     request = CompileRequest(**{**record, "execution": Execution.from_record(record["execution"])})
     step, layout = TrainStep.load(Path(request.train_step)), Layout.load(Path(request.layout))
-    compiled = compile_plan(step, layout, request.execution)
+    try:
+        compiled = compile_plan(step, layout, request.execution)
+    except (PlanError, jax.errors.JaxRuntimeError) as error:
+        print(str(error).splitlines()[0], file=sys.stderr)
+        sys.exit(PLAN_REFUSED)
     Path(request.answer).write_text(json.dumps(asdict(compiled)))
 
 
