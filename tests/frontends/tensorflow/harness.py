@@ -32,6 +32,8 @@ class Job:
       step: `frontend.step`.
       local_statistics: the plan's `allow_local_batch_stats`.
       floatx: Keras's default type of floating-point numbers, for scripts that do not set one.
+      xla: False, of a plain run: TensorFlow does not compile, whatever the script asks for.
+      last_bit: of a plain run: the seed by which Keras's random initial weights are changed in their last bit.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Job:
     step: str | None = None
     local_statistics: bool = False
     floatx: str = "float32"
+    xla: bool = True
+    last_bit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,39 @@ def _plain(job: Job, folder: Path) -> None:
     from automap_launch.frontends.script import run_script
     from automap_launch.train_step import Entry
 
+    if not job.xla:
+        _never_compile()
+    if job.last_bit is not None:
+        _change_last_bits(job.last_bit)
     run_script(Entry(script=str(SCRIPTS / job.script), args=tuple(job.args)))
+
+
+def _never_compile() -> None:
+    """Has every `tf.function` made without `jit_compile`, Keras's among them."""
+    import tensorflow as tf
+
+    real = tf.function
+
+    def function(*args: Any, **options: Any) -> Any:
+        return real(*args, **{**options, "jit_compile": False})
+
+    tf.function = function
+
+
+def _change_last_bits(seed: int) -> None:
+    """Has the random initial weights of Keras's layers rounded otherwise, up or down by chance."""
+    import keras
+    import numpy as np
+
+    real = keras.initializers.VarianceScaling.__call__
+    draws = np.random.default_rng(seed)
+
+    def initial(self: Any, shape: Any, dtype: Any = None) -> Any:
+        weights = keras.ops.convert_to_numpy(real(self, shape, dtype))
+        ends = draws.choice([-np.inf, np.inf], weights.shape)
+        return keras.ops.convert_to_tensor(np.nextafter(weights, ends.astype(weights.dtype)))
+
+    keras.initializers.VarianceScaling.__call__ = initial
 
 
 def _capture(job: Job, folder: Path) -> None:

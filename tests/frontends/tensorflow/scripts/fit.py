@@ -16,9 +16,12 @@ keras.utils.set_random_seed(0)
 data = np.random.default_rng(0)
 inputs = data.standard_normal((200, 16)).astype(np.float32)
 labels = (inputs @ data.standard_normal((16, 4))).argmax(1).astype(np.int32)
+weights = np.linspace(0, 1, 200)
+validation = inputs[:50], labels[:50]
 if arguments.permute:
-    rows = np.concatenate([np.arange(200)[i : i + 32][::-1] for i in range(0, 200, 32)])
-    inputs, labels = inputs[rows], labels[rows]
+    # Inside batches of 32 as well as of 40.
+    rows = np.arange(200).reshape(25, 8)[:, ::-1].reshape(200)
+    inputs, labels, weights = inputs[rows], labels[rows], weights[rows]
 
 
 def compiled():
@@ -44,7 +47,7 @@ history = model.fit(
     epochs=4,
     shuffle=False,
     verbose=0,
-    validation_data=(inputs[:50], labels[:50]),
+    validation_data=validation,
     callbacks=[
         keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1.0),
         keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=1.0, restore_best_weights=True),
@@ -60,7 +63,7 @@ history = model.fit(
     inputs, labels, batch_size=40, shuffle=False, verbose=0, class_weight={0: 1.0, 1: 2.0, 2: 0.5, 3: 1.0}
 )
 losses += history.history["loss"]
-history = model.fit(inputs, labels, batch_size=32, shuffle=False, verbose=0, sample_weight=np.linspace(0, 1, 200))
+history = model.fit(inputs, labels, batch_size=32, shuffle=False, verbose=0, sample_weight=weights)
 losses += history.history["loss"]
 for _ in range(2):
     logs = model.train_on_batch(inputs[:32], labels[:32], return_dict=True)
