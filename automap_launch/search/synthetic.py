@@ -3,7 +3,8 @@
 A model is a row of blocks, each of a few products. A product has an *inner* group (heads, feed-forward, channels: its
 weight is cut there without cutting the stream) and stands on the *stream* group between blocks, or on one of its own.
 Work, parameter bytes and activation bytes of each are drawn from random distributions (Auto-MAP, section on
-pre-training); `Distribution` holds their ranges.
+pre-training); `Distribution` holds their ranges. Blocks may be of several kinds one after the other (an encoder and a
+decoder), change along the way (a convolutional network), and hold more at the ends (embeddings).
 """
 
 from __future__ import annotations
@@ -53,6 +54,13 @@ class Distribution:
       hosts: 2 ** so many. devices_per_host: likewise. network: how much slower than within a host.
       memory: of a device, as a multiple of its share of all state.
       divisors: sizes of groups, as powers of two.
+      odd: share of products that do not have the group of their place. off_stream: share that may stand on another
+        group than the one between blocks.
+      kinds: of blocks, one after the other. kind_spread: standard deviation, in the logarithm, between kinds.
+      trend: how much smaller the last block's activations are than the first one's, and its parameters larger.
+      ends: how many times the parameters of the others the first and the last block have.
+      kept: how many times the bytes of its result a product keeps for the backward part.
+      by_size: whether groups are numbered as an analysed program's are, those of the most bytes first.
     """
 
     blocks: tuple[int, int] = (4, 32)
@@ -69,6 +77,14 @@ class Distribution:
     network: Range = (5.0, 400.0)
     memory: Range = (1.2, 30.0)
     divisors: tuple[int, int] = (1, 9)
+    odd: float = 0.15
+    off_stream: float = 0.2
+    kinds: tuple[int, int] = (1, 1)
+    kind_spread: float = 0.0
+    trend: Range = (1.0, 1.0)
+    ends: Range = (1.0, 1.0)
+    kept: Range = (1.0, 1.0)
+    by_size: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +106,7 @@ class Products:
     Attributes:
       block: that each belongs to. inner, stream: group ids.
       seconds: of the forward pass of the whole batch on one device. weights, activations: bytes of the parameter and of
-        the result (of the whole batch).
+        the result (of the whole batch). kept: bytes kept for the backward part, as a multiple of the result's.
     """
 
     block: npt.NDArray[np.int64]
@@ -99,6 +115,7 @@ class Products:
     seconds: Array
     weights: Array
     activations: Array
+    kept: float = 1.0
 
 
 @dataclass
@@ -261,7 +278,7 @@ class SyntheticModel:
                 ],
                 axis=1,
             ),
-            activations=activations,
+            activations=products.kept * activations,
             micro_batches=decision.micro_batches,
         )
 
@@ -328,9 +345,9 @@ def draw(rng: np.random.Generator, distribution: Distribution) -> SyntheticModel
     # Repeated layers: the k-th product of every block has the group of its place, but for the first and last blocks.
     place = np.tile(np.arange(per_block), count)
     groups = rng.integers(1, inner + 1, per_block)[place]
-    odd = rng.random(total) < 0.15
+    odd = rng.random(total) < d.odd
     groups[odd] = rng.integers(1, inner + 1, int(odd.sum()))
-    stream = np.where(rng.random(total) < 0.8, inner + 1, rng.integers(1, inner + 2, total))
+    stream = np.where(rng.random(total) < 1 - d.off_stream, inner + 1, rng.integers(1, inner + 2, total))
     products = Products(
         block=np.repeat(np.arange(count), per_block),
         inner=groups,
@@ -341,11 +358,44 @@ def draw(rng: np.random.Generator, distribution: Distribution) -> SyntheticModel
     )
     sizes = [2 ** _integer(rng, d.divisors) * int(rng.choice([1, 3])) for _ in range(inner + 1)]
     boundaries = around(activation_bytes / per_block, count)
+    # By a stream of its own: what it does by default, nothing, leaves what is drawn after it as it is.
+    products, boundaries = _varied(rng.spawn(1)[0], d, products, boundaries)
+    if d.by_size:
+        products = _numbered_by_size(products, inner + 1)
     cluster = _cluster(hosts, per_host, beta, rng.uniform(*np.log(d.network)), memory=1)
-    state = (2 + _STATE_PER_PARAMETER) * float(weights.sum())
-    memory = state / cluster.devices * _decades(rng, d.memory) + 2 * activation_bytes / batch
+    state = (2 + _STATE_PER_PARAMETER) * float(products.weights.sum())
+    memory = state / cluster.devices * _decades(rng, d.memory) + 2 * products.kept * activation_bytes / batch
     cluster = replace(cluster, device=replace(cluster.device, memory_bytes=int(memory)))
     return _model(products, boundaries, sizes, batch, cluster)
+
+
+def _varied(rng: np.random.Generator, d: Distribution, products: Products, boundaries: Array) -> tuple[Products, Array]:
+    """Products and boundaries with the differences between kinds of blocks, along the way and at the ends."""
+    count = len(boundaries)
+    borders = np.sort(rng.integers(0, count, _integer(rng, d.kinds) - 1))
+    kind = np.searchsorted(borders, np.arange(count), side="right")
+    work, held, sent = rng.lognormal(0.0, d.kind_spread, (3, len(borders) + 1))[:, kind]
+    along = _decades(rng, d.trend) ** np.linspace(-0.5, 0.5, count)
+    held, sent = held * along, sent / along
+    held[[0, -1]] *= _decades(rng, d.ends)
+    at = products.block
+    varied = replace(
+        products,
+        seconds=products.seconds * work[at],
+        weights=products.weights * held[at],
+        activations=products.activations * sent[at],
+        kept=_decades(rng, d.kept),
+    )
+    return varied, boundaries * sent
+
+
+def _numbered_by_size(products: Products, count: int) -> Products:
+    """The same products, groups numbered by bytes of weights, by dims: one with both dims in a group counts twice."""
+    size = np.bincount(products.inner, products.weights, count + 1)
+    size += np.bincount(products.stream, products.weights, count + 1)
+    number = np.zeros(count + 1, np.int64)
+    number[1 + np.argsort(-size[1:], kind="stable")] = np.arange(1, count + 1)
+    return replace(products, inner=number[products.inner], stream=number[products.stream])
 
 
 def _model(products: Products, boundaries: Array, sizes: Sequence[int], batch: int, cluster: Cluster) -> SyntheticModel:
@@ -365,7 +415,7 @@ def _program(products: Products, boundaries: Array, sizes: Sequence[int], batch:
     count = int(products.block.max()) + 1
     flops = np.bincount(products.block, products.seconds, count) * 1e13
     weights = np.bincount(products.block, products.weights, count)
-    residuals = np.bincount(products.block, products.activations, count)
+    residuals = products.kept * np.bincount(products.block, products.activations, count)
     blocks = tuple(
         Block(
             ops=(),
@@ -395,7 +445,10 @@ def _program(products: Products, boundaries: Array, sizes: Sequence[int], batch:
         flops_here = int(products.seconds[members].sum() * 1e13)
         ops.append(Op("dot_general", (0, len(values) - 1), (len(values) - 1,), flops=flops_here))
     groups = [Group(0, "batch", (batch,), (), ((0, 0),), _ITEM * batch)]
-    groups += [Group(g, "parameter", (size,), (f"params/{g}",), (), int(held[g])) for g, size in enumerate(sizes, 1)]
+    groups += [
+        Group(g, "parameter", (size,), (f"params/{g}",), (), int(held[g]), tied=_tied(products, g))
+        for g, size in enumerate(sizes, 1)
+    ]
     arguments = tuple(range(len(values)))
     roles = [Argument("batch", values[0].shape, "float32", "batch")]
     roles += [Argument(f"params/{k}", values[k].shape, "float32", "state") for k in arguments[1:]]
@@ -415,6 +468,11 @@ def _program(products: Products, boundaries: Array, sizes: Sequence[int], batch:
         analysis,
         blocks,
     )
+
+
+def _tied(products: Products, group: int) -> int:
+    """In how many blocks it is an inner group of the block's own; the stream is one for all."""
+    return max(len(np.unique(products.block[products.inner == group])), 1)
 
 
 def _integer(rng: np.random.Generator, bounds: tuple[int, int]) -> int:
