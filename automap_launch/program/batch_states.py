@@ -8,6 +8,7 @@ refused.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,12 +27,17 @@ class Why:
     """Why an operation on batch values needs the whole batch.
 
     `fed_back`: operands that are reduced over the batch and meet values with a batch dim here; empty where the
-    operation itself cannot work on parts.
+    operation itself cannot work on parts. `culprit`: of a loop, the operation of its body that needs the whole batch
+    (its place in the graph, and why), where one is known.
     """
 
     kind: RefusalKind
     text: str
     fed_back: tuple[int, ...] = ()
+    culprit: tuple[int, Why] | None = None
+
+
+_WHOLE_ROUNDS = "a loop whose rounds depend on what it makes of the whole batch"
 
 
 @dataclass(slots=True)
@@ -86,6 +92,7 @@ class _Run:
         self.choices = choices
         self.makers = {v: (k, node) for k, node in enumerate(graph.nodes) for v in node.results}
         self.joined: dict[int, State] = {}  # states that loops force upon values
+        self.culprits: dict[int, tuple[int, Why] | None] = {}  # of carried values that no longer have a batch dim
         self.states: list[State] = []
         self.shares: dict[tuple[int, int], Share] = {}
         self.conflicts: dict[int, Why] = {}
@@ -207,7 +214,7 @@ class _Run:
         if wanted.kind == "batch" and initial is NONE:
             self.shares[k, 0] = Share(wanted.dim, wanted.outer)
         elif wanted is FULL and initial.kind == "batch":
-            self.conflicts[k] = Why("loop", "a loop whose rounds depend on what it makes of the whole batch")
+            self.conflicts[k] = Why("loop", _WHOLE_ROUNDS, culprit=self.culprits.get(value))
 
     def follow_loops(self) -> bool:
         """Whether a loop's body hands on another state than it began with: the propagation must be repeated."""
@@ -228,10 +235,29 @@ class _Run:
             if new is NONE and known.kind == "partial" and known.reduction == "add" and handed_on not in self.zeros:
                 known = FULL
             if known is FULL and new.kind == "batch":
-                why = Why("loop", "a loop whose rounds depend on what it makes of the whole batch")
-                self.conflicts.setdefault(self.makers[carried][0], why)
+                self.conflicts.setdefault(self.makers[carried][0], Why("loop", _WHOLE_ROUNDS))
+            if new is FULL and known.kind == "batch":
+                self.culprits.setdefault(carried, self.culprit_of(handed_on))
             changed |= self.force(carried, joined(known, new))
         return changed
+
+    def culprit_of(self, value: int) -> tuple[int, Why] | None:
+        """The nearest operation before `value` that cannot work on parts of the batch, or else to which what was made
+        of all of it is fed back. Once a loop's rounds are known to need the whole batch, propagation no longer meets
+        a conflict there."""
+        seen, pending, found = {value}, deque([value]), None
+        while pending:
+            k, node = self.makers.get(pending.popleft(), (None, None))
+            if k is None or node is None:
+                continue
+            if k in self.conflicts:
+                found = found or (k, self.conflicts[k])
+                if not self.conflicts[k].fed_back:
+                    return k, self.conflicts[k]
+            fresh = [v for v in node.operands if v not in seen]
+            seen.update(fresh)
+            pending.extend(fresh)
+        return found
 
     def force(self, value: int, state: State) -> bool:
         if self.states[value] == state or self.joined.get(value) == state:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from automap_launch.program.batch_analysis import NONE, BatchAnalysis, Refusal, State
 from automap_launch.program.batch_states import Choices, Propagation, Why, independent_of, propagate
@@ -290,6 +291,8 @@ _WORDS = {"add": "a sum or mean", "max": "a maximum", "min": "a minimum"}
 
 
 def _refusal(graph: Graph, k: int, why: Why, found: Propagation, resolver: _Resolver) -> Refusal:
+    if why.culprit is not None:
+        k, why = why.culprit[0], replace(why.culprit[1], kind=why.kind, fed_back=())
     node = graph.nodes[k]
     if not why.fed_back:
         return Refusal(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -71,6 +72,25 @@ def test_refusals_say_what_is_wrong_in_which_line():
         r"a sort of the batch, or the best of it at step\.py:\d+ needs the whole batch at once",
         analysis.refusals[0].reason,
     )
+
+
+def test_of_a_loop_the_operation_of_its_body_is_named_that_needs_the_whole_batch():
+    def step(w, x):
+        def layer(h, w):
+            h = jnp.tanh(h @ w)
+            return h + 0.1 * jnp.cumsum(h, axis=0), None
+
+        def loss(w):
+            return (jax.lax.scan(layer, x, w)[0] ** 2).mean()
+
+        value, gradient = jax.value_and_grad(loss)(w)
+        return w - 0.1 * gradient, value
+
+    made = make_step(step, (jnp.ones((4, 8, 8)),), jnp.ones((32, 8)))
+    (refusal,) = analyse(made).batch_analysis.refusals
+    assert (refusal.kind, refusal.op) == ("loop", "reduce_window")
+    assert refusal.source is not None
+    assert "running sum" in refusal.reason
 
 
 @pytest.mark.parametrize("name", ["batch_norm", "batch_norm_by_fast_variance", "batch_norm_by_one_product"])
