@@ -187,6 +187,8 @@ def _third_question(rows: Rows) -> list[str]:
 
 def _fourth_question(rows: Rows) -> list[str]:
     shown = {name: rows[name] for name in ABLATED if name in rows}
+    # Switches that make episodes longer.
+    longer = ("nothing", "linkage_groups", "tied_layers", "forward_only_cuts")
 
     def after(row: Cells, name: str) -> str:
         cell = row.get(f"without-{name}")
@@ -199,13 +201,13 @@ def _fourth_question(rows: Rows) -> list[str]:
         size, untied = row.get("size", {}), row.get("without-tied_layers", {})
         plans = [math.log10(size["plans"]) if size else None, untied.get("plans_log10")]
         plans += [size.get("log10_without_groups"), size.get("log10_without_forward_only")]
-        episodes = [count(row.get(f"without-{name}", {}).get("episodes")) for name in ("nothing", "tied_layers")]
+        episodes = [count(row.get(f"without-{name}", {}).get("episodes")) for name in longer]
         return [*("" if p is None else f"10^{p:.0f}" for p in plans), *(after(row, n) for n in SWITCHES), *episodes]
 
     columns = (
-        *("plans", "untied layers", "no linkage groups", "cuts not forward-only", "all prunings"),
+        *("plans", "plans, untied", "ways, no linkage groups", "ways, cuts not forward-only", "all prunings"),
         *(f"no {name.replace('_', ' ')}" for name in SWITCHES if name != "nothing"),
-        *("episodes", "untied: episodes"),
+        *("episodes", *(f"episodes, no {name.replace('_', ' ')}" for name in longer if name != "nothing")),
     )
     return [
         "## RQ4: what does pruning bring?\n",
@@ -213,13 +215,15 @@ def _fourth_question(rows: Rows) -> list[str]:
         f"the optimum after {BOX} and after {ABLATION_BOX} of CPU time (or when it ended before) with one switch of "
         "`search.prune` off at a time; and how many episodes it had by then.\n",
         table(shown, columns, cells),
-        "Two prunings cannot be switched off, so only what they spare is counted. *Linkage groups*: a plan that shards "
-        "dims apart which propagation ties makes the compiler move data between operations in ways that no estimate "
-        "here knows, so what it would cost is unknown. *Forward-only cuts*: a stage's backward part reads what its "
-        "forward part holds, and its update the parameters that both use; a plan that cuts them elsewhere is none that "
-        "the runtime splits a step into (counted: each of the three parts cut by itself). Without *divisibility* the "
-        "agent is offered what does not divide as a dead end; without *memory bound* what cannot fit. The space of "
-        "plans stays the same with these two and with the balance window: what grows is what the agent is offered.\n\n"
+        "Without *tied layers* the space of plans itself is larger. With any other switch off the plans stay the same: "
+        "what grows is what the agent is offered, and the rest of `search=dqn` (baselines, hill-climbing) goes on as "
+        "before. Without *divisibility* it is offered what does not divide, as a dead end; without *memory bound* what "
+        "cannot fit; without *balance window* cuts anywhere. Without *linkage groups* it decides every dim of a "
+        "parameter in a group by itself, without *forward-only cuts* it cuts the backward part and the update by "
+        "themselves; what contradicts the first dim, or the forward part's cut, is a dead end, because propagation has "
+        "fixed the dim, and because a stage's backward part reads what its forward part holds, as its update does the "
+        "parameters. *Ways* count all combinations of these decisions, dead ends among them; of episodes, those that "
+        "end in one are counted too.\n\n"
         "`python tools/reproduce_paper.py " + " ".join(f"--column without-{name}" for name in SWITCHES) + "`\n",
     ]
 

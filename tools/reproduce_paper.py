@@ -56,6 +56,7 @@ from automap_launch.search.search import SearchResult, search  # noqa: E402
 from automap_launch.search.searchers import random_plan, simple_plans  # noqa: E402
 from automap_launch.search.space import BoundedCostModel as Costs  # noqa: E402
 from automap_launch.search.space import PlanSpace  # noqa: E402
+from automap_launch.search.spared import parameter_dims  # noqa: E402
 from automap_launch.search.synthetic import Distribution, draw  # noqa: E402
 from automap_launch.search.weights import pretrained_agent  # noqa: E402
 from automap_launch.train_step import Entry, TrainStep  # noqa: E402
@@ -79,7 +80,9 @@ ABLATED = ("bert_large/4", "t5_base/4", "gpt2_xl/4", "resnet50/4")
 VERIFIED = ("t5_11b/8",)
 SWITCHES: dict[str, dict[str, Any]] = {
     "nothing": {},
+    "linkage_groups": {"linkage_groups": False},
     "tied_layers": {"tied_layers": False},
+    "forward_only_cuts": {"forward_only_cuts": False},
     "balance_window": {"balance_window": None},
     "divisibility": {"divisibility": False},
     "memory_bound": {"memory_bound": False},
@@ -221,7 +224,7 @@ def size_of(model: Costs, pins: Pins) -> Cell:
     """How large the space is, and what of it each of the paper's prunings spares."""
     program = model.program
     space = PlanSpace(program, pins)
-    dims = sum(group is not None for k in program.parameters for group in program.dim_groups[program.arguments[k]])
+    dims = parameter_dims(program).total()
     groups = [max(len(space.free_groups(head.mesh[1])), 1) for head in space.heads]
     return {
         "plans": space.size,

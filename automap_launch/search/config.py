@@ -100,19 +100,21 @@ class AgentConfig:
 class PruningConfig:
     """What keeps the space small (Auto-MAP's task-specific pruning) and can be switched off, to show what it brings.
 
-    Two others are part of what a plan is. Dims that propagation ties are decided together (linkage groups): a plan that
-    shards them apart is none that the compiler carries out as it was costed. Cuts are of the forward part alone: a
-    stage's backward part and update need what its forward part holds.
-
     Attributes:
+      linkage_groups: dims that propagation ties are decided together; off: the agent decides a group's parameters dim
+        by dim, and what contradicts the first of them is a dead end.
       tied_layers: isomorphic groups of repeated layers are decided together; off: each by itself.
+      forward_only_cuts: a cut of the forward part is one of the whole step; off: the agent cuts the backward part and
+        the update by themselves, and elsewhere than the forward part is a dead end.
       balance_window: the agent's cuts lie so many blocks around balanced positions; null: anywhere.
       divisibility: the agent is not offered what does not divide, or a pin rules out; off: it is, as a dead end.
       memory_bound: the agent is not offered a way on which not even the plan of least memory fits, where there are
         others; off: it is.
     """
 
+    linkage_groups: bool = True
     tied_layers: bool = True
+    forward_only_cuts: bool = True
     balance_window: int | None = 2
     divisibility: bool = True
     memory_bound: bool = True

@@ -19,6 +19,7 @@ from automap_launch.plan.decision import Decision
 from automap_launch.search.evaluator import Evaluator
 from automap_launch.search.features import FEATURES, ActionFeatures, Array, LookAhead, look_ahead
 from automap_launch.search.space import STYLES, Choice, Partial, PlanSpace, Style
+from automap_launch.search.spared import SparedDecisions, asked_again
 
 # In units of log seconds: worse than any plan of sensible cost, and finite.
 DEAD_END_REWARD = -5.0
@@ -42,7 +43,7 @@ class SupportsEpisodes(Protocol):
 class Environment:
     """Episodes over the evaluator's space; every plan looked at on the way is evaluated and competes for the best.
 
-    Ways that the space's pruning rules out are masked (`PruningConfig`).
+    Ways that the space's pruning rules out are masked (`PruningConfig`); decisions that it spares are left out.
 
     Args:
       start: what is decided before each episode begins; nothing by default. It may change from episode to episode.
@@ -58,6 +59,8 @@ class Environment:
         self._features = ActionFeatures(
             self._space, self._starts[first], self._memory_limit, evaluator.model.cluster.devices_per_host
         )
+        self._spared = SparedDecisions(self._space.program, self._space.pruning)
+        self._repeats = 0
         self._seen: LookAhead
         self._partial = first
         self._choices: Sequence[Choice] = ()
@@ -85,7 +88,7 @@ class Environment:
         Raises:
           SearchEnd: the search is over.
         """
-        self._partial = self._begin()
+        self._partial, self._repeats = self._begin(), 0
         if self._partial not in self._starts:
             self._starts[self._partial] = self._look([self._partial])[0]
         self._seen = self._starts[self._partial]
@@ -105,7 +108,8 @@ class Environment:
             return DEAD_END_REWARD, None
         before, after = self._seen, self._after[action]
         self._partial, self._seen = choice.result, after
-        observation = self._observe()
+        self._repeats = self._repeats - 1 if self._repeats else self._spared.after(choice)
+        observation = self._observe_again(action) if self._repeats else self._observe()
         reward = before.potential - after.potential
         if observation is not None and not any(c.valid for c in self._choices):
             return reward + DEAD_END_REWARD, None
@@ -123,6 +127,16 @@ class Environment:
         after = iter(seen)
         self._after = [next(after) if c.valid else self._seen for c in self._choices]
         self._mask = self._masked(possible, seen)
+        return Observation(features, self._mask)
+
+    def _observe_again(self, taken: int) -> Observation:
+        """The decision that was just taken, asked once more. It leads to the present state: nothing is priced."""
+        self._evaluator.check_limits()
+        self._choices = asked_again(self._choices, taken)
+        features = np.zeros((len(self._choices), len(FEATURES)), np.float32)
+        features[taken] = self._features([self._choices[taken]], self._seen, [self._seen])[0]
+        self._after = [self._seen] * len(self._choices)
+        self._mask = np.ones(len(self._choices), bool)
         return Observation(features, self._mask)
 
     def _masked(self, possible: npt.NDArray[np.bool_], seen: Sequence[LookAhead]) -> npt.NDArray[np.bool_]:
