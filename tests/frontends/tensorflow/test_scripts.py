@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.equality import F32_TOLERANCE, F64_TOLERANCE, assert_equal, load_dump
+from tests.equality import F32_TOLERANCE, F64_TOLERANCE, assert_equal, compare, load_dump
 from tests.frontends.tensorflow.harness import Job, Outcome, run_jobs
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed: pip install 'automap-launch[tf]'")
@@ -30,6 +30,7 @@ SCRIPTS = {
 }
 OPTIONS = {"fit_two_a_call": ("--steps-per-execution", "2")}
 TOLERANCE = {"custom_loop": F64_TOLERANCE}  # others: of float32
+BF16_ROUNDING = 2.0**-8
 NUMBER = re.compile(r"-?\d+\.\d+")
 
 Runs = Mapping[str, Outcome]
@@ -53,7 +54,33 @@ def runs(folder: Path) -> Runs:
         for plan in plans:
             dump = [*options, "--dump", f"{script}.{plan}.npz"]
             jobs.append(Job(f"{script}.{plan}", "run", file, dump, step, PLANS[plan]))
-    return run_jobs(jobs + batch_statistics(folder), folder)
+    return run_jobs(jobs + batch_statistics(folder) + mixed_precision(folder), folder)
+
+
+def mixed_precision(folder: Path) -> list[Job]:
+    """Keras's policy: variables in float32, layers in bfloat16."""
+    file, step, options = "fit.py", str(folder / "mixed.step"), ["--norm", "Layer", "--policy", "mixed_bfloat16"]
+    return [
+        Job("mixed.plain", "plain", file, [*options, "--dump", "mixed.plain.npz"]),
+        Job("mixed.control", "plain", file, [*options, "--dump", "mixed.control.npz", "--permute"]),
+        Job("mixed.capture", "capture", file, options, step),
+        Job(
+            "mixed.data_parallel",
+            "run",
+            file,
+            [*options, "--dump", "mixed.data_parallel.npz"],
+            step,
+            PLANS["data_parallel"],
+        ),
+        Job(
+            "mixed.accumulation",
+            "run",
+            file,
+            [*options, "--dump", "mixed.accumulation.npz"],
+            step,
+            PLANS["accumulation"],
+        ),
+    ]
 
 
 def batch_statistics(folder: Path) -> list[Job]:
@@ -76,6 +103,16 @@ def test_equals_tensorflow_alone(runs: Runs, folder: Path, script: str, plan: st
     reference, control = (load_dump(folder / f"{script}.{kind}.npz") for kind in ("plain", "control"))
     assert_equal(reference, load_dump(folder / f"{name}.npz"), control, tolerance=TOLERANCE.get(script, F32_TOLERANCE))
     assert_same_text(runs[f"{script}.plain"].text, runs[name].text)
+
+
+@pytest.mark.parametrize("plan", ["data_parallel", "accumulation"])
+def test_mixed_precision_equals_tensorflow_alone_but_for_rounding(runs: Runs, folder: Path, plan: str) -> None:
+    assert runs[f"mixed.{plan}"].code == 0, runs[f"mixed.{plan}"].text
+    assert runs[f"mixed.{plan}"].report["steps"] == runs["fit.data_parallel"].report["steps"]
+    dumps = (load_dump(folder / f"mixed.{kind}.npz") for kind in ("plain", plan, "control"))
+    # Not only gradients that are noise may pass by the control: bfloat16 rounds all of them.
+    report = compare(*dumps, tolerance=BF16_ROUNDING)
+    assert not report.different, str(report)
 
 
 def test_micro_batches_take_batch_statistics_of_their_own_where_allowed(runs: Runs, folder: Path) -> None:

@@ -10,9 +10,12 @@ parser.add_argument("--dump")
 parser.add_argument("--permute", action="store_true")
 parser.add_argument("--norm", choices=("Batch", "Layer"), default="Batch")
 parser.add_argument("--steps-per-execution", type=int, default=1)
+parser.add_argument("--policy", default="float32", help="of mixed precision")
 arguments = parser.parse_args()
 
 keras.utils.set_random_seed(0)
+if arguments.policy != "float32":
+    keras.mixed_precision.set_global_policy(arguments.policy)
 data = np.random.default_rng(0)
 inputs = data.standard_normal((200, 16)).astype(np.float32)
 labels = (inputs @ data.standard_normal((16, 4))).argmax(1).astype(np.int32)
