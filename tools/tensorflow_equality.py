@@ -66,7 +66,9 @@ def _vision(model: str, steps: int, rate: str, said: str = "") -> Script:
     # In float64 XLA's convolutions for CPUs are plain loops.
     small = ("--image-size", "32", "--classes", "10", "--batch-size", "8", "--policy", "{float}")
     short = ("--steps", str(steps), "--log-every", "1", "--warmup", "0", "--learning-rate", rate)
-    return Script(f"recipe, 8 images of 32 x 32{said}: {steps} steps", VISION, ("--model", model, *small, *short))
+    return Script(
+        f"recipe, 8 images of 32 x 32{said}, rate {rate}: {steps} steps", VISION, ("--model", model, *small, *short)
+    )
 
 
 SCRIPTS = {
@@ -118,10 +120,11 @@ the largest of these ratios. Of a network that makes rounding as large as that, 
 """
 
 FLIPS = """\
-What differs in float32 and not in float64 is rounding that a step makes larger: an input of a ReLU that is as good as
-zero gets another sign, or another of two equal numbers is the maximum, and a whole gradient goes another way; Adam's
-first step divides a gradient that is as good as zero by itself; fifty batch norms of a few images, one after the other,
-multiply what is rounded. TensorFlow and JAX bring two releases of XLA, which round convolutions differently.
+What differs in float32 and not in float64 is rounding that a step makes larger. Networks have many ways to do so: an
+input of a ReLU that is as good as zero gets another sign, or another of two equal numbers is the maximum, and a whole
+gradient goes another way; Adam's first step divides a gradient that is as good as zero by itself; fifty batch norms of
+a few images, one after the other, multiply what is rounded. Which of them it is in which tensor was not traced.
+TensorFlow and JAX bring two releases of XLA, which round convolutions differently.
 """
 
 
