@@ -369,7 +369,10 @@ class Workflow:
 
     def _end_trial(self, trial: TrialEvent, plan: Plan) -> None:
         """The plan that trains is the run's plan from now on."""
-        self.summary.update(search={"trial": {"step_seconds": trial.seconds, "chosen": trial.chosen}})
+        tried = {"step_seconds": trial.seconds, "chosen": trial.chosen}
+        self.summary.update(search={"trial": tried, "predicted_step_seconds": plan.predicted.step_seconds})
+        if trial.chosen != FAVOURITE:
+            self.terminal.note(f"the plan that trains, {trial.chosen}: {_shape(plan)}")
         save_plan(plan, self.folder.plan)
         self._summarise(plan)
         self._layout_trained = self.folder.layout_of(trial.chosen)
@@ -412,6 +415,14 @@ class Workflow:
 def _fitting_devices(cluster: Cluster) -> int:
     """Devices of this machine for a host of the cluster; of CPUs as many virtual ones as it wants."""
     return cluster.devices_per_host if cluster.platform == "cpu" else local_devices(cluster.platform)
+
+
+def _shape(plan: Plan) -> str:
+    """A plan in a few words: its stages, and the axes of their mesh."""
+    mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
+    stages = f"{len(plan.stages)} stages x " if len(plan.stages) > 1 else ""
+    parts = f", {plan.micro_batches} micro-batches" if plan.micro_batches > 1 else ""
+    return f"{stages}{mesh}{parts}"
 
 
 def _failed(failure: WorkerFailure, exit_code: int) -> AutomapError | Interrupted:

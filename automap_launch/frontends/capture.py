@@ -112,6 +112,8 @@ def _error(record: CaptureRecord, log: Path) -> AutomapError:
         return CaptureError(record.message, hint=record.hint, file=record.file, line=record.line)
     if record.outcome == "config":
         return ConfigError(record.message, hint=record.hint)
+    if record.outcome == "disk":
+        return AutomapError(record.message, hint="free some space, or name another folder: hydra.run.dir=FOLDER")
     return AutomapError(f"capturing failed, which is a defect of automap-launch:\n{record.message}")
 
 

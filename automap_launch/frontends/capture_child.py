@@ -7,8 +7,10 @@ runs after that.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -106,9 +108,13 @@ class CaptureRun:
             record = CaptureRecord(outcome="step")
         except AutomapError as error:
             record = CaptureRecord.of_error(error)
-        except BaseException:
+        except BaseException as error:
             # Raised into the script it might be swallowed there: it is a defect of ours, told as such.
             record = CaptureRecord(outcome="internal", message=traceback.format_exc())
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                # Half a step is of no use, and how the launch ended has still to be written.
+                shutil.rmtree(self.task.folder, ignore_errors=True)
+                record = CaptureRecord(outcome="disk", message=f"no space is left to write {self.task.folder}")
         self.finish(record)
 
     def refuse(self, error: AutomapError) -> NoReturn:

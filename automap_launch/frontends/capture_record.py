@@ -46,9 +46,10 @@ class CaptureTask:
 
 @dataclass(frozen=True)
 class CaptureRecord:
-    """How a capture ended: a step on disk, a refusal (`capture`, `config`), a failure of the script or of ours."""
+    """How a capture ended: a step that is saved, a refusal (`capture`, `config`), a full `disk`, a failure of the
+    script or of ours."""
 
-    outcome: Literal["step", "capture", "config", "script", "internal"]
+    outcome: Literal["step", "capture", "config", "disk", "script", "internal"]
     message: str = ""
     hint: str | None = None
     file: str | None = None

@@ -97,12 +97,13 @@ def exit_code(returncode: int) -> int:
 def _failure(ending: Ending, host: str) -> WorkerFailure:
     record, code = ending.record, exit_code(ending.returncode)
     if record is not None:
+        # What the script ended with: a rank that was still writing its last words may have been stopped meanwhile.
         return WorkerFailure(
             kind=record.kind,
             message=record.message,
             rank=ending.rank,
             host=record.host,
-            exit_code=code,
+            exit_code=record.exit_code,
             file=record.file,
             line=record.line,
             traceback=record.traceback,

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import io
 import os
+import signal
 import socket
 import sys
 import threading
@@ -241,6 +242,8 @@ def _leave(code: int, meter: Meter) -> None:
     watchdog = threading.Timer(_LAST_WORDS_SECONDS, os._exit, (code,))
     watchdog.daemon = True
     watchdog.start()
+    # Of a neighbour that has left, the supervisor stops the others; it must not break these words off.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     meter.close(timeout=1.0)
     _failed.append(code)
     atexit._run_exitfuncs()

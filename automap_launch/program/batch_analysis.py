@@ -81,7 +81,7 @@ class Refusal:
     def hint(self) -> str | None:
         """What the user may do about it."""
         if self.local_statistics:
-            return "search.allow_local_batch_stats=true lets each micro-batch take its own"
+            return "search.allow_local_batch_stats=true lets each micro-batch of a plan with one stage take its own"
         return None
 
     @property

@@ -83,6 +83,11 @@ def test_runtime_errors_alone_are_the_cause() -> None:
     assert cause_of(said(0, 11.0, GLOO), said(1, 10.0, HEARTBEAT, 4)) == (1, 4)
 
 
+def test_a_rank_that_was_stopped_in_its_last_words_ended_with_its_own_code() -> None:
+    stopped = Ending(0, -signal.SIGTERM, 101.0, said(0, 99.5, "the script called sys.exit(3)", 3, trace="").record)
+    assert cause_of(stopped, said(1, 99.0, "the script called sys.exit(3)", 3, trace="")) == (0, 3)
+
+
 def test_a_suspended_rank_explains_runtime_errors_only() -> None:
     assert cause_of(died(0, 10.0, signal.SIGABRT), died(2, 101.0, signal.SIGTERM), suspended=(2,)) == (2, 134)
     assert cause_of(said(0, 10.0, "ValueError: x"), died(2, 101.0, signal.SIGTERM), suspended=(2,)) == (0, 1)
