@@ -93,7 +93,7 @@ SCRIPTS = {
 ALONE = {
     "rows permuted": ("control",),
     "without XLA": ("no_xla",),
-    "last bits": tuple(f"last_bit_{i}" for i in range(1, 9)),
+    "last bits": tuple(f"last_bit_{i}" for i in range(1, 1 + max(script.draws for script in SCRIPTS.values()))),
 }
 
 HEADER = f"""\
